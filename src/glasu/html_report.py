@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -37,7 +38,7 @@ def format_row(report: RunReport) -> tuple[str, ...]:
     """Format the figures of a run in the order of `list_headings`, without the first."""
     metrics = task_of(report.config.train).metrics
     return (
-        *(metric.format(report.test.metrics[metric.name]) for metric in metrics),
+        *(metric.format(report.test.metrics.get(metric.name, math.nan)) for metric in metrics),
         f"{report.traffic.total_bytes / 1e6:.1f}",
         f"{report.traffic.exchanges}",
         f"{report.seconds.total:.1f}",
@@ -69,7 +70,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
 <div class="plots">{plots}</div>
 <p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation {score} as dashed
 lines.</p>
-{_render_parties(reports)}"""
+{_render_privacy(reports)}{_render_parties(reports)}"""
     footer = f"{versions}. Bytes count encoded messages, including evaluation."
     return render_page(title, introduction, body, footer)
 
@@ -131,6 +132,13 @@ def _list_scores(report: RunReport) -> list[float]:
     """Return the validation scores, as per cent if they are shares."""
     metric = task_of(report.config.train).selected_by
     return [(100 if metric.is_share else 1) * entry.metrics[metric.name] for entry in report.history]
+
+
+def _render_privacy(reports: Mapping[str, RunReport]) -> str:
+    """Render the differential privacy of the runs with noise; nothing if there is none."""
+    found = {name: report.privacy.differential_privacy for name, report in reports.items()}
+    lines = [f"<p>{html.escape(f'{name}: {spent}')}</p>" for name, spent in found.items() if spent is not None]
+    return f"<h2>Differential privacy</h2>{''.join(lines)}" if lines else ""
 
 
 def _render_parties(reports: Mapping[str, RunReport]) -> str:

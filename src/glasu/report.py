@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.privacy.accounting import Spent, find_spent
 from glasu.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -236,12 +237,29 @@ GIVEN: SecretSource = "given"
 
 
 @dataclass(frozen=True)
+class RowPrivacy(JsonRecord):
+    """The differential privacy of the released rows of one party."""
+
+    party: str
+    spent: Spent
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the party and the figures on one level."""
+        return {"party": self.party, **dataclasses.asdict(self.spent)}
+
+    def __str__(self) -> str:
+        return f"differential privacy of party {self.party}: {self.spent}."
+
+
+@dataclass(frozen=True)
 class PrivacySummary(JsonRecord):
     """Protection of the released tensors; the server has no ledger."""
 
     secure_aggregation: str
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
+    differential_privacy: RowPrivacy | None = None  # of the party with the greatest epsilon; None without noise
+    label_epsilon: float | None = None  # of randomised response of one training label, at one party
 
     @classmethod
     def of(
@@ -249,7 +267,9 @@ class PrivacySummary(JsonRecord):
     ) -> PrivacySummary:
         """Summarise the settings, the ledgers by party, and the source of private draws; a server knows neither."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
-        return cls(config.privacy.secure_aggregation, secrets, found)
+        spent = [RowPrivacy(name, own) for name, ledger in (ledgers or {}).items() if (own := find_spent(ledger.rules))]
+        worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
+        return cls(config.privacy.secure_aggregation, secrets, found, worst, config.privacy.label_epsilon)
 
 
 def versions(config: RunConfig | None = None) -> dict[str, str]:
@@ -324,11 +344,15 @@ class RunReport(Report):
         from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
 
         metric = task_of(self.config.train).selected_by
+        cost = (
+            f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, {self.seconds.total:.1f} s"
+        )
+        if not self.test.metrics:
+            return f"{self.config.train.method}: the parties hold the scores, see their reports; {cost}"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return (
             f"{self.config.train.method}: test {metric.title} {test} (validation {validation}, {self._selected()}), "
-            f"{self.traffic.total_bytes / 1e6:.1f} MB in {self.traffic.exchanges} exchanges, "
-            f"{self.seconds.total:.1f} s"
+            f"{cost}"
         )
 
 

@@ -100,7 +100,7 @@ def build_client(
         roster: the parties in client order.
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.
-        secret: of the party; None where the client neither trains nor sends, or sends what no draw decides.
+        secret: of the party; None where the client neither trains nor sends.
     """
     watch = Stopwatch(clock)
     return Client(config, party, index=index, names=roster, watch=watch, preparation=preparation, secret=secret)

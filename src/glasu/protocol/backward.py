@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.model.aggregation import Aggregation
+    from glasu.model.blocks import NodeSet
     from glasu.model.sampler import Sample
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
@@ -49,7 +50,7 @@ def client_joint_round(
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, exchanged = yield from client_inference(client, step, key, upcoming)
+    joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
     others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
     from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
     if later_steps:
@@ -63,7 +64,7 @@ def client_joint_round(
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        share, sent = yield from share_gradient(client, own, gradient, len(step.partials[layer]))
+        share, sent = yield from share_gradient(client, own, gradient, batch.nodes[layer + 1])
         if later_steps:
             from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
@@ -76,7 +77,7 @@ def client_joint_round(
     return losses if client.has_labels else []
 
 
-def await_backward(client: Client, batch: Batch, joint: Tensor, num_rows: Mapping[int, int]) -> Script[list[float]]:
+def await_backward(client: Client, batch: Batch, joint: Tensor) -> Script[list[float]]:
     """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -84,7 +85,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, num_rows: Mappin
         losses, gradient = owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
         yield from share_gradient(
-            client, client.identity.key(Phase.BACKWARD, batch.round, layer), gradient, num_rows[layer]
+            client, client.identity.key(Phase.BACKWARD, batch.round, layer), gradient, batch.nodes[layer + 1]
         )
         gradient = None
     return losses
@@ -99,7 +100,7 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
 
 
 def share_gradient(
-    client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient, or wait without one; return the server's answer, and the gradient as it was sent.
 
@@ -107,11 +108,11 @@ def share_gradient(
         client: the client.
         key: of the exchange.
         gradient: None at a client that has none.
-        rows: of the answer.
+        nodes: of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
-    sent = None if gradient is None else client.release.tensor("gradient", gradient, key)
-    shape = rows, client.config.model.hidden * widening
+    sent = None if gradient is None else client.release.tensor("gradient", gradient, key, nodes)
+    shape = len(nodes), client.config.model.hidden * widening
     return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
 

@@ -56,7 +56,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
         alpha = client.progress.alpha = yield from _client_alpha(client, key, mean, nodes["validation"])
         joint = yield from client_average_propagated(client, key, mean, alpha, rows)
     else:
-        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, len(rows))
+        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, rows)
     return (yield from _client_metrics(client, key, own, joint, len(nodes["validation"])))
 
 

@@ -48,7 +48,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
         improved, last = progress.judge(task.selection_score(metrics), client.config.train)
-        yield Evaluated(progress.round, "validation", metrics, task.selected_by, loss, improved, client.name, last)
+        yield Evaluated(progress.position, "validation", metrics, task.selected_by, loss, improved, client.name, last)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
         progress.best_is_collapsed = progress.is_collapsed
@@ -118,7 +118,11 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
     Returns:
         The scores of all nodes, and the metrics on the validation nodes.
     """
-    task, graph, start = client.learner.task, client.party.graph, start_from_labels(client.learner.task, client.party)
+    task, graph, start = (
+        client.learner.task,
+        client.party.graph,
+        start_from_labels(client.learner.task, client.data.party),
+    )
     examples = client.data.evaluation_examples("validation")
     nodes = client.data.nodes_of(examples)
 

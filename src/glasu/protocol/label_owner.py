@@ -31,7 +31,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = owner_gradient(client, batch, joint)
-    gradient, _ = yield from share_gradient(client, key, own, len(joint), client.learner.aggregation.widening)
+    gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
     return losses, gradient
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from glasu.config import TrainConfig
+from glasu.data.methods import measures_at_parties
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
 from glasu.protocol.combination import client_combination, server_combination
@@ -20,9 +21,11 @@ from glasu.protocol.evaluation import (
     server_subsets,
     server_test,
 )
+from glasu.protocol.final_test import client_final, server_final
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
+from glasu.protocol.once import client_aggregate, client_lower, server_aggregate
 from glasu.protocol.presence import draw_present
 from glasu.protocol.race import client_race, server_race
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send, Timed
@@ -54,6 +57,11 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
     A race may come first; it decides the settings that the preset leaves open.
     """
+    if client.stages is not None:
+        yield from client_lower(client, client_training)
+        yield from client_aggregate(client)
+        yield from client_training(client)
+        return (yield from client_result(client))
     yield from client_race(client, client_training)
     yield from client_training(client)
     return (yield from client_result(client))
@@ -79,6 +87,9 @@ def client_training(client: Client) -> Script[None]:
 
 def client_result(client: Client) -> Script[dict[str, float]]:
     """Test the selected weights, alone or together as the method says; return the test metrics."""
+    if measures_at_parties(client.requested):
+        measured: dict[str, float] = yield Timed(client_final(client), "evaluation")
+        return measured
     if not client.method.averages:
         metrics = yield from client_test(client)
         yield Timed(client_subsets(client), "evaluation")
@@ -89,17 +100,17 @@ def client_result(client: Client) -> Script[dict[str, float]]:
 
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     """Compute the rounds of one window."""
-    progress, train = client.progress, client.config.train
+    progress, train, keeps_losses = client.progress, client.config.train, measures_at_parties(client.config)
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if client.config.model.aggregation_layers:
+        if client.config.model.aggregation_layers and not keeps_losses:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:
             progress.losses += (loss,)
         progress.round = sample.round + 1
-        if is_evaluation_due(train, progress):
+        if is_evaluation_due(train, progress) and not keeps_losses:
             yield from client_selection(client, loss)
         if is_save_due(train, progress):
             yield Save(client.state)
@@ -121,7 +132,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
         return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
-        client, step, client.identity.key(Phase.TRAINING, sample.round), upcoming
+        client, step, client.identity.key(Phase.TRAINING, sample.round), sample.nodes, upcoming
     )
     gradient = None
     if owner_leads(client.config):
@@ -129,7 +140,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
     # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
-    forward = joint if client.release.transparent else None
+    forward = joint if client.release.transparent or not exchanged else None
     update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
     losses = [(yield from update(step, joint=forward))]
     for index in range(1, client.config.train.num_local_steps):
@@ -146,7 +157,7 @@ def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None)
     num_rows = {layer: len(sample.nodes[layer + 1]) for layer in layers}
     joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, sample.round), num_rows, upcoming)
     if client.config.train.backward == "joint":
-        return (yield from await_backward(client, batch, joint, num_rows))
+        return (yield from await_backward(client, batch, joint))
     losses: list[float] = []
     if client.identity.owner >= 0:
         losses, _ = yield from client_gradient(client, batch, joint)
@@ -158,8 +169,15 @@ def server_script(server: Server) -> Script[None]:
     if server.method.averages:  # the parties train alone
         yield from server_combination(server)
         return
+    if server.config.train.release == "once":
+        yield from server_aggregate(server)
+        yield from server_final(server)
+        return
     yield from server_race(server, server_training)
     yield from server_training(server)
+    if measures_at_parties(server.config):
+        yield from server_final(server)
+        return
     yield from server_test(server)
     yield from server_subsets(server)
 
@@ -178,7 +196,7 @@ def server_training(server: Server) -> Script[None]:
 
 def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
     """Serve the rounds of one window; `sizes` holds {(round, l): |S[l]|} of the agreed node sets."""
-    progress, train = server.progress, server.config.train
+    progress, train, has_losses = server.progress, server.config.train, not measures_at_parties(server.config)
     for index in window:
         key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
         present = draw_present(server.config, len(server.roster), index)
@@ -187,10 +205,12 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
             yield from server_backward(server, backward, rows, present)
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
-        loss = _mean_loss(server, (yield Receive((Losses,), key)))
-        progress.losses += (loss,)
+        loss = None
+        if has_losses:
+            loss = _mean_loss(server, (yield Receive((Losses,), key)))
+            progress.losses += (loss,)
         progress.round = index + 1
-        if is_evaluation_due(train, progress):
+        if is_evaluation_due(train, progress) and has_losses:
             yield from server_selection(server, loss)
         if is_save_due(train, progress):
             yield Save(server.state)

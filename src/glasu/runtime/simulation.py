@@ -13,7 +13,14 @@ from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, list_candidates, resolve
-from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
+from glasu.data.methods import (
+    PreparedRun,
+    apply_method,
+    has_server,
+    measures_at_parties,
+    method_of,
+    trains_alone,
+)
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
@@ -21,6 +28,8 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
+from glasu.protocol.final_test import client_final, server_final
+from glasu.protocol.once import client_aggregate, client_lower, server_aggregate
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
@@ -246,7 +255,7 @@ def _open_checkpoints(
         return
     data = {client.name: client.party.data_digest() for client in clients}
     # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
-    serves_rounds = server is not None and bool(config.model.aggregation_layers)
+    serves_rounds = server is not None and not trains_alone(config)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
     )
@@ -277,7 +286,7 @@ def _run_scripts(
     each: Map,
 ) -> None:
     """Run the scripts of all roles to their end."""
-    alone = not clients[0].config.model.aggregation_layers
+    alone, measured = trains_alone(clients[0].requested), measures_at_parties(clients[0].requested)
 
     def perform(name: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
@@ -285,7 +294,8 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        if name is None or server is None or isinstance(action, Collapsed):
+        by_party = measured and isinstance(action, Evaluated)  # the server knows no metric
+        if name is None or server is None or by_party or isinstance(action, Collapsed):
             telemetry.observe(action)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
             return
@@ -297,22 +307,27 @@ def _run_scripts(
     def run(script: Callable[[Client], Script[Any]]) -> list[Running]:
         return [Running(client.name, script(client), client.watch, partial(perform, client.name)) for client in clients]
 
-    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
-        run_alone(run(client_training), each)
-    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
-        run_alone(run(take_warm_steps), each)
-    running = run(client_result if alone else client_script)
-    if server is None:
-        run_alone(running, each)
-        return
-    serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-
     def settle() -> None:
         if checkpoints is not None:
             checkpoints.settle()
         sync_ledgers(clients)
 
-    run_together(serving, running, telemetry.traffic, each, settle, options.carry)
+    def run_with_server(script: Script[None], running: list[Running]) -> None:
+        serving = Running("server", script, telemetry.watch, partial(perform, None), "communication")
+        run_together(serving, running, telemetry.traffic, each, settle, options.carry)
+
+    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
+        run_alone(run(partial(client_lower, train=client_training)), each)
+    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+        run_alone(run(take_warm_steps), each)
+    if server is not None and clients[0].stages is not None:
+        run_with_server(server_aggregate(server), run(client_aggregate))
+        run_alone(run(client_training), each)
+        run_with_server(server_final(server), run(client_final))
+    elif server is not None:
+        run_with_server(server_script(server), run(client_result if alone else client_script))
+    else:
+        run_alone(run(client_result if alone else client_script), each)
 
 
 def _build_report(
@@ -322,10 +337,11 @@ def _build_report(
     telemetry: Telemetry,
     options: SimulationOptions,
 ) -> RunReport:
-    config, together = clients[0].config, server is not None
+    config = clients[0].config
+    together = server is not None and not measures_at_parties(config)
     return telemetry.build_report(
         config,
-        losses=[server.progress.losses] if server else [client.progress.losses for client in clients],
+        losses=[server.progress.losses] if server and together else [client.progress.losses for client in clients],
         alone=None if together else [client.name for client in clients],
         per_client=not together and not method_of(config).one_party,
         parties=map(_summarize, clients),

@@ -366,9 +366,14 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     found = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
-        found.append([event for event in events if split == "test" or event.improved][-1])
+        found += [event for event in events if split == "test" or event.improved][-1:]
+    if not found:  # the parties measure, and this is the server
+        return SplitScores({})
     combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
-    own = tuple(next(iter(event.metrics.values())) for event in found) if per_client else combined
+    own = combined
+    if per_client:
+        firsts = (event.per_client or tuple(event.metrics.values()) for event in found)
+        own = tuple(next(iter(first)) for first in firsts)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_mean_metrics(found), round=chosen, per_client=own)

@@ -351,7 +351,7 @@ def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor],
     """Give a client its part of a trained model."""
     client.progress.alpha, client.progress.ensemble = entry.alpha, ensemble
     try:
-        client.learner.model.load_state_dict(weights)
+        client.load_weights(weights)
     except RuntimeError:  # other names, or other shapes
         raise DataError(
             f"party {client.party.name!r}: its weights do not fit the model; they may be another party's."
