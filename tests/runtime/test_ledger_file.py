@@ -140,3 +140,21 @@ def test_a_full_disk_leaves_the_earlier_lines_and_a_later_sync_works(tmp_path, m
     assert path.read_bytes() == before
     ledger.sync()
     assert len(list_entries(path)) == 1
+
+
+def test_rules_count_the_entries_of_the_file(tmp_path):
+    class Counting:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def check(self, entry) -> None:
+            pass
+
+        def add(self, entry) -> None:
+            self.seen.append(entry.round)
+
+    write_some(tmp_path / "ledger.jsonl")
+    rule = Counting()
+    ledger = open_ledger(tmp_path / "ledger.jsonl", "a", [rule])
+    enter(ledger, 7)
+    assert rule.seen == [0, 1, 2, 7]

@@ -107,15 +107,18 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
         metavar="GIB",
         help=f"{where}refuse settings whose model needs more memory (half of this machine's)",
     )
+    add_policy(parser, where=where)
 
 
-def add_policy(parser: argparse.ArgumentParser, where: str = "beside the data or in the kit") -> None:
-    """Add --policy; without it, a policy.toml is looked for `where`."""
+def add_policy(
+    parser: argparse.ArgumentParser, found: str = "beside the data or in the kit", *, where: str = ""
+) -> None:
+    """Add --policy. By default the policy.toml that is `found` there is used; the help starts with `where`."""
     parser.add_argument(
         "--policy",
         type=parse_path,
         metavar="FILE",
-        help=f"refuse releases that this file forbids; by default policy.toml {where}",
+        help=f"{where}refuse releases that this file forbids (policy.toml {found})",
     )
 
 

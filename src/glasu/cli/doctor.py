@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 INTERRUPTED = "nothing was changed"
 EXAMPLE = "glasu doctor parties/a --server localhost:9443 --kit kits/a --out runs/a"
 AT_SERVER = {"metrics": "--metrics", "on_invalid_message": "--on-invalid-message"}
-AT_PARTY = {"expect": "--expect", "only": "--run", "max_memory": "--max-memory"}
+AT_PARTY = {"expect": "--expect", "only": "--run", "max_memory": "--max-memory", "policy": "--policy"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +94,11 @@ def _at_party(args: argparse.Namespace) -> Diagnosis:
     from glasu.network.doctor.machine import check_kit, explain_error
     from glasu.network.findings import Diagnosis
     from glasu.runtime.output_dir import refuse_contents_of_others
+    from glasu.runtime.policy_file import find_policy
 
     address = check_address(args.server, "--server")
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
+    policy = find_policy(args.policy, args.subject, args.kit)
     if not args.subject.is_dir():
         raise ConfigError(f"{args.subject}: no such folder; give the folder of the party, which contains party.toml.")
     folder_name = args.subject.resolve().name
@@ -123,6 +125,7 @@ def _at_party(args: argparse.Namespace) -> Diagnosis:
             run=args.only,
             fresh=args.fresh,
             wait=args.wait,
+            policy=policy,
             max_memory=args.max_memory,
         )
         return join_dry_run(DryRunParty(options, party, own))

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.cli.arguments import add_party_options, add_policy, add_role_options, make_output_folder, parse_path
+from glasu.cli.arguments import add_party_options, add_role_options, make_output_folder, parse_path
 from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after the training: request predictions for the ids in this .csv or .parquet file; without a "
         "file, only help the others to predict",
     )
-    add_policy(parser)
     add_party_options(parser)
     add_role_options(parser)
 
@@ -94,6 +93,12 @@ def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     log.write_finished(options.out / "report.json")
     sent = report["traffic"]["bytes_to_server"] / 1e6
     print(f"{party.name}: finished; {sent:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+    if spent := report["privacy"].get("differential_privacy"):
+        print(
+            f"{party.name}: epsilon {spent['epsilon_zeroed']:.3g} if a row becomes zero, "
+            f"{spent['epsilon_replaced']:.3g} if it becomes another row; delta {spent['delta']:g}; the row was "
+            f"released {spent['releases']} times. It holds for {spent['unit']}."
+        )
 
 
 def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Namespace) -> None:

@@ -83,5 +83,7 @@ def run(args: argparse.Namespace) -> None:
             for finished in checkpoints.glob("*.checkpoint"):
                 finished.unlink()
     print(report.summary())
+    if report.privacy.differential_privacy is not None:
+        print(report.privacy.differential_privacy)
     if args.baselines:
         print(compare_baselines(report, report.baselines))

@@ -104,14 +104,14 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def statement(self) -> Payload:
         """Return the facts and settings with which this party is ready."""
-        _, config, _ = self._require_offer()
+        config, self._stated = self._require_offer()[1], self.state_head()
         return to_plain(
             StatementPayload(
                 digest=config.digest(),
                 settings=config.flatten(),
                 rounds={0: START},
                 facts=self.facts(),
-                ledger=self.state_head(),
+                ledger=self._stated,
             )
         )
 

@@ -65,6 +65,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         self.ledger = Ledger()  # of the releases; a purpose with messages replaces it by the one in its folder
         self._stated = self.ledger.head
         self._begun = ""  # the run of the last start in the ledger
+        self._peers: tuple[str, ...] = ()  # the other parties of the last attempt
         self.watch = self.telemetry.watch  # adds up the computing time of the script
 
     @abstractmethod
@@ -88,10 +89,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         return "", ""
 
     def state_head(self) -> LedgerHead:
-        """Make the ledger durable, and return its head, which the other parties will remember."""
+        """Make the ledger durable, and return its head, which the server passes to the other parties."""
         self.ledger.sync()
-        self._stated = self.ledger.head
-        return self._stated
+        return self.ledger.head
 
     def open_attempt(self, attempt: ProposedAttempt) -> None:
         """Compare the ledgers of the other parties with the past, and enter them and the start in the own ledger.
@@ -102,12 +102,13 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """
         (run, training), name = self.scope(), self.options.kit.name
         missing = [party for party in attempt.present if party not in attempt.ledgers]
-        if missing or attempt.ledgers[name] != self._stated:
+        if missing or attempt.ledgers.get(name) != self._stated:
             raise ProtocolError(
                 f"the server did not pass on the ledger of {', '.join(missing) or 'this party'} as it was stated; the "
                 "parties would not notice if one of them cut its ledger."
             )
-        heads = {party: attempt.ledgers[party] for party in attempt.present if party != name}
+        self._peers = tuple(party for party in attempt.present if party != name)
+        heads = {party: attempt.ledgers[party] for party in self._peers}
         self.ledger.remember(heads, scope=training, attempt=attempt.number)
         if self._begun != run:
             self.ledger.begin(self.facts().purpose, run, self.settings_digest())
@@ -155,7 +156,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def take_farewell(self, farewell: Payload) -> None:
         """Take what the server sends with its goodbye: the last heads of all ledgers."""
         said = read_payload(FarewellPayload, farewell, "the farewell of the server")
-        heads = {party: head for party, head in said.ledgers.items() if party != self.options.kit.name}
+        heads = {party: head for party, head in said.ledgers.items() if party in self._peers}
         try:
             self.ledger.remember(heads, scope=self.scope()[1])
         except LedgerError as error:  # the results are complete; the next attempt would be refused
@@ -226,14 +227,14 @@ class ClientPurpose(PartyPurpose[ResultT]):
 
     def statement(self) -> Payload:
         """Return the facts, settings and checkpoints with which this party is ready to run."""
-        config = self.client.requested
+        config, self._stated = self.client.requested, self.state_head()
         return to_plain(
             StatementPayload(
                 digest=config.digest(),
                 settings=config.flatten(),
                 rounds=self.rounds(),
                 facts=self.facts(),
-                ledger=self.state_head(),
+                ledger=self._stated,
             )
         )
 

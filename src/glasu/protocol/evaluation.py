@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.data.methods import keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
-from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.masked import client_decision, server_announce
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
@@ -30,21 +30,12 @@ from glasu.protocol.sampling import agree, owner_leads, unite
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
-    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
-
-
-def sends_scores(config: RunConfig) -> bool:
-    """Return whether clients send losses and metrics to the server in training.
-
-    Clients that train alone, or with masks, keep them and judge their model themselves.
-    """
-    return bool(config.model.aggregation_layers) and not needs_keys(config)
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -55,7 +46,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     progress, task = client.progress, client.learner.task
     evaluation = client_evaluation(client, _key_round(client, ensemble), "validation", ensemble=ensemble)
     metrics, verdict = yield Timed(evaluation, "evaluation")
-    if sends_scores(client.config):
+    if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
         improved = last = False
@@ -65,7 +56,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
             improved = yield from _client_decision(client, metrics, improved=improved, ensemble=ensemble)
         if client.has_labels:
             party = client.name if client.is_alone else None
-            found = progress.round, "validation", metrics, task.selected_by, loss, improved, party, last
+            found = progress.position, "validation", metrics, task.selected_by, loss, improved, party, last
             yield Evaluated(*found, ensemble=ensemble)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
@@ -95,10 +86,11 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     if client.is_alone and client.party.graph.num_edges and not client.method.one_party:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
-    metrics, _ = yield Timed(client_evaluation(client, round_index, "test", ensemble=progress.ensemble), "evaluation")
+    evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
+    metrics, verdict = yield Timed(evaluation, "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed()
-    if not sends_scores(client.config) and client.has_labels:
+    if verdict is None and client.has_labels:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
         party = client.name if client.is_alone else None
         yield Evaluated(best, "test", metrics, selected_by, party=party, ensemble=progress.ensemble)
@@ -148,7 +140,11 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
     Returns:
         The scores of all nodes, and the metrics on the validation nodes.
     """
-    task, graph, start = client.learner.task, client.party.graph, start_from_labels(client.learner.task, client.party)
+    task, graph, start = (
+        client.learner.task,
+        client.party.graph,
+        start_from_labels(client.learner.task, client.data.party),
+    )
     examples = client.data.evaluation_examples("validation")
     nodes = client.data.nodes_of(examples)
 
@@ -188,7 +184,7 @@ def client_evaluation(
     probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
-    if not sends_scores(client.config):
+    if keeps_scores(client.config):
         return found, None
     key = key.at(METRICS_LAYER)
     yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
@@ -219,7 +215,7 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         decision = yield from server_announce(server, key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
@@ -235,7 +231,7 @@ def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
     round_index, progress = server.config.train.num_rounds + 1, server.progress
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_test, ensemble=progress.ensemble)
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         return
     best, selected_by = progress.selection.best_round, server.task.selected_by
     yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
@@ -246,13 +242,13 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics (none with masks). The caller broadcasts the verdict."""
+    """Server column: aggregate, and return the metrics, or none. The caller broadcasts the verdict."""
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         return {}
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
     return compare_metrics(server, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from glasu.data.methods import measures_at_parties
 from glasu.protocol.sampling import agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
 
@@ -37,10 +38,10 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
         if len(agreed_layers(config, Phase.SAMPLING)) > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
         if has_labels:
-            kinds += ["losses", "metrics"]
+            kinds += [] if measures_at_parties(config) else ["losses", "metrics"]
             if config.train.backward == "joint" and "gradient" not in kinds:
                 kinds.append("gradient")
-    if has_labels and config.train.labels == "all":
+    if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
         kinds.append("probabilities")
     return kinds
 
@@ -48,7 +49,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 def count_evaluations(client: Client) -> int:
     """Return how many exact inferences a training has in any case: evaluations and the test."""
     train = client.config.train
-    if not client.config.model.aggregation_layers:
+    if not client.config.model.aggregation_layers or measures_at_parties(client.requested):
         return 1
     if train.patience or train.stop_at or len(client.candidates) > 1:
         return 2

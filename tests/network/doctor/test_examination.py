@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
+from glasu.privacy.policy import Policy
+from glasu.runtime.policy_file import PolicyFile
 from support.cluster import Cluster
 from support.log_lines import on_log
 from support.processes import SMALL_RUN
@@ -110,6 +113,16 @@ def bad(diagnosis):
         for finding in found
         if finding.level == "bad"
     }
+
+
+def test_a_policy_that_forbids_the_settings_is_found(practice):
+    allowing = PolicyFile(Path("policy.toml"), Policy(max_evaluations=100), "digest")
+    forbidding = PolicyFile(Path("policy.toml"), Policy(forbid=("representation",)), "digest")
+    diagnosis = practice.all(a={"policy": allowing}, b={"policy": forbidding})
+    assert bad(diagnosis) == {("b", "policy")}
+    said = {finding.check: finding.said for finding in diagnosis.findings["b"]}
+    assert "forbid = ['representation']" in said["policy"]
+    assert {finding.check: finding.level for finding in diagnosis.findings["a"]}["policy"] == "good"
 
 
 def test_every_role_learns_that_all_are_ready(practice):

@@ -18,6 +18,9 @@ from glasu.network.findings import Finding
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, check_place, resolve_for_party
+from glasu.privacy.policy import PolicyError
+from glasu.protocol.client import Client
+from glasu.runtime.client_ledger import check_training
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -69,8 +72,19 @@ def check_settings(
         said = "its data does not fit the settings; see that party's log"
         return [explain_error("settings", error, options.log, said)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
-    found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
+    found = [Finding("settings", "good", "its data fits them"), *_check_policy(client, options), *_check_labels(party)]
     return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
+
+
+def _check_policy(client: Client, options: JoinOptions) -> list[Finding]:
+    """Check that the policy of the party, if it has one, allows the settings."""
+    if options.policy is None:
+        return []
+    try:
+        check_training(client, options.policy)
+    except PolicyError as error:
+        return [Finding("policy", "bad", error.public_message.rstrip("."))]
+    return [Finding("policy", "good", "it allows the settings")]
 
 
 def _check_labels(party: PartyData) -> list[Finding]:
