@@ -30,13 +30,11 @@ from glasu.wire.encodings import Ring
 from glasu.wire.message_key import Key, Phase
 from tables import markdown
 
-# (wire.precision, privacy)
-PLAIN, MASKED, SMALL = (
-    ("fp32", {}),
-    ("fp32", {"secure_aggregation": "masks"}),
-    ("int8", {"secure_aggregation": "masks"}),
-)
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {"plain fp32": PLAIN, "masks fp32": MASKED, "masks int8": SMALL}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # wire.precision and [privacy]
+    "plain fp32": ("fp32", {}),
+    "masks fp32": ("fp32", {"secure_aggregation": "masks"}),
+    "masks int8": ("int8", {"secure_aggregation": "masks"}),
+}
 ALLOWED_LOSS = 0.5  # points
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 

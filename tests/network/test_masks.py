@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from glasu.errors import ConfigError
+from glasu.html_report import format_row, render_report
 from glasu.network.handshake import RefusalError
 from glasu.network.serve import ServerPerformer
 from glasu.network.training_party import TrainingParty
@@ -85,6 +86,8 @@ def test_the_server_reports_no_loss_metric_or_clamped_value(pinned, tmp_path):
     assert (plain["test"], plain["validation"], plain["history"], plain["losses"]) == ({}, {}, [], [])
     assert "clamped" not in plain["privacy"]["masks"]
     assert "the parties have the scores" in report.summary()
+    assert format_row(report)[0] == "-"
+    assert "Data of each party" in render_report("masks", "One run.", {"served": report})
     assert {event.loss for event in events if isinstance(event, RoundDone)} == {None}
     assert cluster.serving[-1].view().scores == {}
 

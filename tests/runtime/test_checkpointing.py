@@ -50,6 +50,8 @@ CLIENT = ClientState(
     weights={"layers.0/weight": torch.arange(6.0).reshape(2, 3).T, "scalar": torch.tensor(0.5)},
     optimizer={"steps": torch.tensor(4)},
     progress=ClientProgress(round=3, selection=Selection(math.nan, 2, 1)),
+    ranges={("representation", 1): torch.tensor([8.0, 0.1], dtype=torch.float64)},
+    clamped=3,
     references={("TRAINING", 1): REFERENCE},
 )
 SERVER = ServerState(

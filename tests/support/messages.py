@@ -9,7 +9,16 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 from hypothesis import strategies as st
 
-from glasu.protocol.fields import Content, FlagField, NodeSetsField, NumbersField, RowsField, Shapes, TensorField
+from glasu.protocol.fields import (
+    BytesField,
+    Content,
+    FlagField,
+    NodeSetsField,
+    NumbersField,
+    RowsField,
+    Shapes,
+    TensorField,
+)
 from glasu.protocol.messages import MESSAGES, Message, Scores
 from glasu.wire.message_key import SERVER, Key, Phase
 
@@ -58,6 +67,8 @@ def values_of(content: Content) -> st.SearchStrategy[Any]:
         return hnp.arrays("<f8", st.integers(0, 4))
     if isinstance(content, RowsField):
         return (st.just(1) if content.single else st.integers(0, 4)).map(lambda rows: make_rows(content, rows))
+    if isinstance(content, BytesField):
+        return hnp.arrays("|u1", st.integers(0, 4))
     return st.booleans()
 
 
@@ -87,6 +98,8 @@ def _sample(content: Content) -> Any:
         return np.array([1, 5, 9], np.int32), np.empty(0, np.int32)
     if isinstance(content, RowsField):
         return make_rows(content, 1 if content.single else 2)
+    if isinstance(content, BytesField):
+        return np.arange(5, dtype=np.uint8)
     return np.array([0.5, 0.25]) if isinstance(content, NumbersField) else True
 
 
@@ -103,6 +116,8 @@ def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy
     if isinstance(content, RowsField):
         most = min(shapes.num_nodes, shapes.chunk_rows)
         return (st.just(1) if content.single else st.integers(0, most)).map(lambda rows: make_rows(content, rows))
+    if isinstance(content, BytesField):
+        return st.integers(0, content.count(shapes)).map(lambda size: np.zeros(size, np.uint8))
     return st.booleans()
 
 
@@ -118,5 +133,7 @@ def largest(content: Content, shapes: Shapes, phase: Phase, extra: int = 0) -> A
         return np.zeros(content.count(shapes) + extra)
     if isinstance(content, RowsField):
         return make_rows(content, (1 if content.single else min(shapes.num_nodes, shapes.chunk_rows)) + extra)
+    if isinstance(content, BytesField):
+        return np.zeros(content.count(shapes) + extra, np.uint8)
     assert isinstance(content, FlagField)
     return True

@@ -5,8 +5,8 @@ party is such that the sum over all parties stays below 2^bits. Zero is on every
 
 The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
 more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, or
-1 if it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are clamped. Their number
-stays here.
+1 if it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are
+clamped. Their number stays here.
 
 Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
 on any machine.
