@@ -33,7 +33,7 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path
     simulated = simulate_with_secrets(parties, config).report
     assert_same(served, reports, simulated)
     assert served.traffic == simulated.traffic
-    assert "the parties hold the scores" in served.summary()
+    assert "the parties have the scores" in served.summary()
     if "dp_noise_multiplier" in keys:
         worst = simulated.privacy.differential_privacy.spent.epsilon_zeroed
         assert max(report["privacy"]["differential_privacy"]["epsilon_zeroed"] for report in reports.values()) == worst

@@ -22,7 +22,7 @@ from glasu.privacy.masking import PairwiseMasks, Signer
 from glasu.privacy.noise import noise_key
 from glasu.privacy.release import Release
 from glasu.protocol.learner import Learner, NodeData
-from glasu.protocol.protection import list_protections, list_rules
+from glasu.protocol.protection import list_rules, make_protections
 from glasu.protocol.stages import LOWER, SCALES, UPPER, list_stages
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
@@ -85,7 +85,7 @@ class Client:
         rules = list_rules(config.privacy)
         self.release = Release(
             encodings_of(config, self.private_seed),
-            list_protections(config.privacy, self.data.task, noise_key(secret, seed)),
+            make_protections(config.privacy, self.data.task, noise_key(secret, seed)),
             Ledger(rules=rules),
             rules,
             feedback=config.wire.feedback,

@@ -35,8 +35,8 @@ def list_rules(privacy: PrivacyConfig) -> tuple[Rule, ...]:
     return (Accountant(privacy.delta, privacy.target_epsilon),) if privacy.adds_noise else ()
 
 
-def list_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[Kind, Protection]:
-    """Return the protection of each kind of tensor that has one.
+def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[Kind, Protection]:
+    """Build the protection of each kind of tensor that has one.
 
     Args:
         privacy: the settings.
