@@ -289,29 +289,93 @@ def test_a_value_out_of_range_is_refused_with_the_rule_it_breaks(section, values
     assert_refused(section, values, key, way_out)
 
 
-WITHOUT_EFFECT = {
-    "privacy": {  # key: (a value, the default)
-        "dp_noise_multiplier": (1.0, 0.0),
-        "dp_clip": (0.5, 1.0),
-        "delta": (1e-6, 1e-5),
-        "target_epsilon": (2.0, None),
-    },
-}
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dp_clip", 0.5),
+        ("dp_clip_gradients", 0.5),
+        ("dp_clip_probabilities", 0.5),
+        ("dp_noise_multiplier_gradients", 0.5),
+        ("dp_noise_multiplier_probabilities", 0.5),
+        ("delta", 1e-6),
+        ("target_epsilon", 2.0),
+    ],
+)
+def test_a_setting_of_noise_is_refused_without_noise(key, value):
+    assert_refused("privacy", {key: value}, key, "no effect without privacy.dp_noise_multiplier")
+    assert PrivacyConfig(dp_noise_multiplier=1.0, **{key: value}).adds_noise
+
+
+def noisy(**sections):
+    return RunConfig.from_dict({"privacy": {"dp_noise_multiplier": 1.0}, **sections})
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value", "default"),
-    [(section, key, *values) for section, keys in WITHOUT_EFFECT.items() for key, values in keys.items()],
+    ("sections", "said"),
+    [
+        ({"wire": {"feedback": True}}, r"wire\.feedback=true: .*depends on clean rows; remove it"),
+        ({"train": {"labels": "a"}}, r"train\.labels='a': .*node sets of the label owner"),
+        ({"train": {"method": "ensemble"}}, r'train\.method="ensemble": it sends metrics.*release = "once"'),
+        ({"train": {"method": "smooth"}}, r'train\.method="smooth": it sends metrics'),
+        ({"train": {"task": "regression"}}, r'train\.task="regression": .*mean and deviation'),
+        ({"train": {"sampler": "neighbor"}}, r'train\.sampler="neighbor": .*they show edges'),
+        ({"train": {"party_dropout": 0.3}}, r"train\.party_dropout=0\.3: .*subsets"),
+        ({"train": {"sampler": "shared", "sampled_evaluation": True}}, r"train\.sampled_evaluation=true"),
+    ],
 )
-def test_a_setting_without_effect_is_refused_unless_it_has_its_default(section, key, value, default):
-    assert_refused(section, {key: value}, key, f"no effect in this version, so only its default {default!r}")
-    assert RunConfig.from_dict({section: {key: default}}) == RunConfig()
+def test_with_noise_nothing_else_that_depends_on_data_may_leave(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        noisy(**sections)
 
 
-def test_no_setting_of_privacy_but_those_of_masks_has_an_effect():
-    names = {item.name for item in dataclasses.fields(PrivacyConfig)}
-    masks = {"profile", "secure_aggregation", "blind_server", "allow_two_parties", "range"}
-    assert names - set(WITHOUT_EFFECT["privacy"]) == masks
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"train": {"sampler": "neighbor"}, "model": {"aggregation_layers": [3]}},
+        {"train": {"method": "standalone"}},
+        {"train": {"release": "once"}},
+        {"train": {"release": "once"}, "privacy": {"dp_noise_multiplier": 1.0, "secure_aggregation": "masks"}},
+    ],
+)
+def test_these_runs_can_have_noise(sections):
+    assert noisy(**sections).privacy.adds_noise
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"aggregation_layers": [1, 3]}}, r"aggregation_layers=\[1, 3\]: .*use one layer of 0\.\.2.*\[1\]"),
+        ({"model": {"aggregation_layers": [3]}}, r"aggregation_layers=\[3\]: .*releases one layer"),
+        ({"model": {"aggregation_layers": []}}, r"aggregation_layers=\[\]: .*releases one layer"),
+        ({"model": {"num_layers": 1, "aggregation_layers": [0]}}, r"model\.num_layers=1: .*use 2 or more"),
+        ({"train": {"labels": "a"}}, r"train\.labels='a': .*every party trains alone"),
+        ({"train": {"backward": "joint"}}, r"train\.backward='joint': .*no rounds of messages"),
+        ({"train": {"party_dropout": 0.1}}, r"train\.party_dropout=0\.1: "),
+        ({"train": {"warm_start": 3}}, r"train\.warm_start=3: "),
+        ({"wire": {"feedback": True}}, r"wire\.feedback=True: |wire\.feedback=true: "),
+        ({"train": {"preset": "none"}}, r"aggregation_layers=\[1, 3\]: "),
+    ],
+)
+def test_one_release_refuses_what_it_cannot_use(sections, said):
+    sections = {**sections, "train": {"release": "once", **sections.get("train", {})}}
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_dict(sections)
+
+
+@pytest.mark.parametrize(("num_layers", "layer"), [(4, 1), (5, 1), (6, 2)])
+def test_the_preset_chooses_the_layer_of_one_release(num_layers, layer):
+    config = RunConfig.from_dict({"model": {"num_layers": num_layers}, "train": {"release": "once"}})
+    assert resolve(config, 100)[0].model.aggregation_layers == (layer,)
+
+
+def test_probabilities_stay_at_the_parties_only_with_one_release():
+    assert_refused("privacy", {"release_probabilities": False}, "release_probabilities", 'train.release = "once"')
+
+
+def test_numbers_have_no_randomised_response():
+    with pytest.raises(ConfigError, match=r'privacy\.label_epsilon=2\.0: train\.task="regression" has no classes'):
+        RunConfig.from_dict({"train": {"task": "regression"}, "privacy": {"label_epsilon": 2.0}})
 
 
 @pytest.mark.parametrize("key", ["train.seed", "train.learning_rate", "data.seed", "privacy.range", "model.hidden"])
@@ -361,7 +425,7 @@ def test_aggregation_layers_that_rise_and_end_with_the_last_are_allowed(layers):
 @pytest.mark.parametrize("layers", [(1,), (3, 1), (1, 1, 3), (-1, 3), (1, 4), (0, 1, 2)])
 def test_other_aggregation_layers_are_refused(layers):
     with pytest.raises(ConfigError, match=r"model\.aggregation_layers=\[.*lie in 0\.\.3 and end with 3.*use \[\]"):
-        ModelConfig(aggregation_layers=layers)
+        RunConfig(model=ModelConfig(aggregation_layers=layers))
 
 
 @pytest.mark.parametrize(

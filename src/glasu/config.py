@@ -26,6 +26,19 @@ Count = Annotated[int, Bounds(1, MAX_COUNT)]
 Natural = Annotated[int, Bounds(0, MAX_COUNT)]
 Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 Positive = Annotated[float, Bounds(0, ends="(]")]
+NoiseMultiplier = Annotated[float, Bounds(0, 1000)]
+LEAST_NOISE = 0.001
+MASKS_ONLY = ("blind_server", "allow_two_parties", "range")  # keys of [privacy] that have an effect only with masks
+# Keys of [privacy] that have an effect only with noise.
+NOISE_ONLY = (
+    "dp_clip",
+    "dp_noise_multiplier_gradients",
+    "dp_clip_gradients",
+    "dp_noise_multiplier_probabilities",
+    "dp_clip_probabilities",
+    "delta",
+    "target_epsilon",
+)
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
@@ -106,14 +119,19 @@ class ModelConfig(Checked):
     owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
     def _check(self) -> None:
-        layers, last = self.aggregation_layers, self.num_layers - 1
-        rising = list(layers) == sorted(set(layers))
-        if layers and not (rising and layers[0] >= 0 and layers[-1] == last):
-            raise ConfigError(
-                f"model.aggregation_layers={list(layers)}: must be increasing, lie in 0..{last} and end with "
-                f"{last}, because all clients classify the same H[L]. To train without communication, use []."
-            )
+        layers = self.aggregation_layers
+        self.need_layers(list(layers) == sorted(set(layers)) and (not layers or layers[0] >= 0))
+        self.need_layers(not layers or layers[-1] < self.num_layers)
         registry.load("backbone", self.backbone).check(self)
+
+    def need_layers(self, condition: bool) -> None:
+        """Raise the error about aggregation layers unless the condition holds."""
+        last = self.num_layers - 1
+        if not condition:
+            raise ConfigError(
+                f"model.aggregation_layers={list(self.aggregation_layers)}: must be increasing, lie in 0..{last} and "
+                f"end with {last}, because all clients classify the same H[L]. To train without communication, use []."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +150,8 @@ class TrainConfig(Checked):
     fanout: Count = 3
     max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
+    # "once": parties train alone, release one representation, and train their upper layers on the fixed aggregate
+    release: Literal["rounds", "once"] = "rounds"
     warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
@@ -195,27 +215,41 @@ class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
-    profile: Literal["off", "server", "lean"] = "off"  # a set of settings; see glasu.profiles
+    profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
     secure_aggregation: Literal["none", "masks"] = "none"
-    dp_noise_multiplier: float = 0.0
-    dp_clip: float = 1.0
-    delta: float = 1e-5
-    target_epsilon: float | None = None
+    dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
+    dp_clip: Positive = 1.0  # greatest L2 norm of a released row
+    dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
+    dp_clip_gradients: Positive | None = None  # None: dp_clip
+    dp_noise_multiplier_probabilities: NoiseMultiplier | None = None  # None: dp_noise_multiplier
+    dp_clip_probabilities: Positive = 1.0  # no row of class probabilities is longer
+    release_probabilities: bool = True  # False: each party predicts with its own classifier
+    delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
+    target_epsilon: Positive | None = None  # a release that would pass it is refused
+    label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
     blind_server: bool = False  # hide sums from the server, too
     allow_two_parties: bool = False  # masks for two parties, each of which learns the other's values from the sum
     range: Positive = 8.0  # masks: the greatest absolute value on the first grid, before there is an aggregate
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether released rows are clipped and get noise."""
+        return self.dp_noise_multiplier > 0
+
     def _check(self) -> None:
         masked = self.secure_aggregation == "masks"
-        for item in dataclasses.fields(self):
-            if item.name in ("profile", "secure_aggregation"):
-                continue
-            rule = f"has no effect in this version, so only its default {item.default!r} is accepted; remove it."
-            if item.name in ("blind_server", "allow_two_parties", "range"):
-                if masked:
-                    continue
-                rule = 'has no effect without privacy.secure_aggregation = "masks"; remove it, or set that.'
-            self._need(item.name, getattr(self, item.name) == item.default, rule)
+        for name in MASKS_ONLY:
+            used = masked or getattr(self, name) == getattr(type(self), name)
+            rule = 'has no effect without privacy.secure_aggregation = "masks"; remove it, or set that.'
+            self._need(name, used, rule)
+        for name in NOISE_ONLY:
+            used = self.adds_noise or getattr(self, name) == getattr(type(self), name)
+            self._need(name, used, "has no effect without privacy.dp_noise_multiplier; set that, or remove it.")
+        for name in ("dp_noise_multiplier", "dp_noise_multiplier_gradients", "dp_noise_multiplier_probabilities"):
+            value = getattr(self, name)
+            enough = value is None or value >= LEAST_NOISE or (value == 0 and name == "dp_noise_multiplier")
+            rule = f"must be at least {LEAST_NOISE}; less noise protects nothing."
+            self._need(name, enough, rule + (" 0 means no noise." if name == "dp_noise_multiplier" else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +266,10 @@ class RunConfig:
         self._apply_profile()
         silent = not self.model.aggregation_layers
         method = registry.load("method", self.train.method)
+        if self.train.release == "once":
+            self._check_once(method)
+        else:
+            self.model.need_layers(silent or self.model.aggregation_layers[-1] == self.model.num_layers - 1)
         if silent and self.train.labels != "all" and not method.averages:
             raise ConfigError(
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
@@ -262,6 +300,82 @@ class RunConfig:
             self._check_masks()
         if self.wire.feedback and not silent:
             self._check_feedback()
+        if self.privacy.label_epsilon is not None:
+            rule = f'train.task="{self.train.task}" has no classes to draw from; remove it.'
+            self.privacy._need("label_epsilon", registry.load("task", self.train.task).has_classes, rule)
+        sends = not (silent or method.prescribes("model", "aggregation_layers")) or method.averages
+        if self.privacy.adds_noise and sends:
+            self._check_noise(method)
+        rule = 'is possible only with train.release = "once", where every party has a classifier; remove it.'
+        self.privacy._need(
+            "release_probabilities", self.privacy.release_probabilities or self.train.release == "once", rule
+        )
+
+    def _check_once(self, method: Any) -> None:
+        """Refuse settings that a run with one release cannot use. Other methods replace most of them."""
+        model, train, named = self.model, self.train, 'train.release="once"'
+        layers, last = model.aggregation_layers, model.num_layers - 1
+        if method.prescribes("train", "release"):
+            return
+        left_open = "aggregation_layers" not in model.given and train.preset != "none"  # the preset chooses one
+        if not left_open and not (len(layers) == 1 and layers[0] < last):
+            raise ConfigError(
+                f"model.aggregation_layers={list(layers)}: {named} releases one layer and trains the layers above it; "
+                f"use one layer of 0..{last - 1}, for example [{find_release_layer(model.num_layers)}]."
+                if last
+                else f"model.num_layers=1: {named} needs a layer to release and one above it; use 2 or more."
+            )
+        if train.labels != "all":
+            raise ConfigError(
+                f"train.labels={train.labels!r}: with {named} every party trains alone and needs labels; use labels = "
+                '"all", or release = "rounds".'
+            )
+        unused = {
+            "train.backward": (train.backward, "local"),
+            "train.party_dropout": (train.party_dropout, 0.0),
+            "train.warm_start": (train.warm_start, 0),
+            "wire.feedback": (self.wire.feedback, False),
+        }
+        for key, (value, default) in unused.items():
+            if value != default:
+                raise ConfigError(f"{key}={describe(value)}: {named} has no rounds of messages; remove it.")
+
+    def _check_noise(self, method: Any) -> None:
+        """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
+        train, noise = self.train, f"privacy.dp_noise_multiplier={self.privacy.dp_noise_multiplier}"
+        if self.wire.feedback:
+            raise ConfigError(
+                f"wire.feedback=true: with {noise} the change of a row would carry the error of earlier releases, "
+                "which depends on clean rows; remove it."
+            )
+        if train.labels != "all":
+            raise ConfigError(
+                f"train.labels={train.labels!r}: with {noise} the node sets of the label owner would leave without "
+                'protection; use labels = "all".'
+            )
+        if not registry.load("task", train.task).has_classes:
+            raise ConfigError(
+                f'train.task="{train.task}": parties compare a digest of the mean and deviation of the labels, and '
+                f"with {noise} only noisy rows may leave; use a task with classes."
+            )
+        if method.averages:
+            raise ConfigError(
+                f'train.method="{train.method}": it sends metrics, and with {noise} only noisy rows may leave; use '
+                'train.release = "once".'
+            )
+        draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
+        if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
+            raise ConfigError(
+                f'train.sampler="{train.sampler}": with {noise} the sampled node sets would leave without protection, '
+                'and they show edges; use sampler = "full" or "shared", or one aggregation layer.'
+            )
+        if train.release == "rounds" and train.sampled_evaluation:
+            raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
+        if train.party_dropout:
+            raise ConfigError(
+                f"train.party_dropout={train.party_dropout}: after it the parties score subsets and send metrics, and "
+                f"with {noise} only noisy rows may leave; remove it."
+            )
 
     def _apply_profile(self) -> None:
         """Take the settings of `privacy.profile`; refuse keys that contradict it."""
@@ -322,7 +436,7 @@ class RunConfig:
                 'travel apart; use aggregation = "mean".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
-        if draws and len(self.model.aggregation_layers) > 1:
+        if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
                 f'train.sampler="{train.sampler}": with {masks} the agreed node sets of lower layers would still show '
                 'edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
@@ -517,6 +631,11 @@ def read_sections(path: Path) -> dict[str, Any]:
 def reads_whole_graph(sampler: str) -> bool:
     """Return whether a sampler uses all nodes and edges; False for "auto", which is not resolved yet."""
     return sampler != "auto" and bool(registry.load("sampler", sampler).reads_whole_graph)
+
+
+def find_release_layer(num_layers: int) -> int:
+    """Return the layer that `train.release = "once"` releases unless a key says otherwise: the middle one."""
+    return max(0, num_layers // 2 - 1)
 
 
 def count_levels(bits: int, num_clients: int) -> int:

@@ -46,7 +46,7 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 
 
 def _format_score(report: RunReport, metric: Metric) -> str:
-    """Format a test score; with masks a server has none."""
+    """Format a test score; where the parties keep the scores, a server has none."""
     return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
 
 
@@ -74,7 +74,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
 <div class="plots">{plots}</div>
 <p>Standalone and centralized training send no bytes. The right-hand plot shows their best validation {score} as dashed
 lines.</p>
-{_render_parties(reports)}"""
+{_render_privacy(reports)}{_render_parties(reports)}"""
     footer = f"{versions}. Bytes count encoded messages, including evaluation."
     return render_page(title, introduction, body, footer)
 
@@ -115,7 +115,7 @@ def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, loga
     """
     figure = go.Figure()
     for index, (name, (positions, values)) in enumerate(curves.items()):
-        if not values:  # the report of a server of a run with masks
+        if not values:  # the report of a server whose parties keep the scores
             continue
         line = {"color": COLOURS[index % len(COLOURS)], "width": 2}
         if any(positions):
@@ -138,6 +138,13 @@ def _list_scores(report: RunReport) -> list[float]:
     """Return the validation scores, as per cent if they are shares."""
     metric = task_of(report.config.train).selected_by
     return [(100 if metric.is_share else 1) * entry.metrics[metric.name] for entry in report.history]
+
+
+def _render_privacy(reports: Mapping[str, RunReport]) -> str:
+    """Render the differential privacy of the runs with noise; nothing if there is none."""
+    found = {name: report.privacy.differential_privacy for name, report in reports.items()}
+    lines = [f"<p>{html.escape(f'{name}: {spent}')}</p>" for name, spent in found.items() if spent is not None]
+    return f"<h2>Differential privacy</h2>{''.join(lines)}" if lines else ""
 
 
 def _render_parties(reports: Mapping[str, RunReport]) -> str:

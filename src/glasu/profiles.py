@@ -49,4 +49,9 @@ PROFILES: dict[str, Profile] = {
         {"privacy": _BLIND, "model": {"aggregation_layers": ONLY_LAST}},
         {"model": {"hidden": 16}, "train": {"evaluate_every": 50}, "wire": {"precision": "int8"}},
     ),
+    # One release of noisy rows, and one of noisy class probabilities. Few columns: noise grows with their number.
+    "dp": Profile(
+        {"privacy": _BLIND, "train": {"release": "once"}},
+        {"privacy": {"dp_noise_multiplier": 1.0}, "model": {"hidden": 16}},
+    ),
 }

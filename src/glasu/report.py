@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.privacy.accounting import Spent, find_spent
 from glasu.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -242,18 +243,35 @@ class MaskSummary(JsonRecord):
 
     blind_server: bool
     signatures: str  # whether the keys of the parties are signed
-    clamped: Mapping[str, int] | None = None  # values outside the grid, by party; a party knows its own, a server none
+    # Values outside the grid, by party. A party knows its own, and a server none. With noise no report has them.
+    clamped: Mapping[str, int] | None = None
 
     @classmethod
     def of(cls, config: RunConfig, signatures: str, clamped: Mapping[str, int] | None = None) -> MaskSummary | None:
         """Summarise the masks of a run; None if it has none."""
         if config.privacy.secure_aggregation != "masks":
             return None
-        return cls(config.privacy.blind_server, signatures, clamped)
+        # The number depends on data and has no noise, so with noise it is in no file that a party may pass on.
+        return cls(config.privacy.blind_server, signatures, None if config.privacy.adds_noise else clamped)
 
 
 SIGNED = "signed, by pinned keys"
 UNSIGNED = "none: all parties are in one process"
+
+
+@dataclass(frozen=True)
+class RowPrivacy(JsonRecord):
+    """The differential privacy of the released rows of one party."""
+
+    party: str
+    spent: Spent
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the party and the figures on one level."""
+        return {"party": self.party, **dataclasses.asdict(self.spent)}
+
+    def __str__(self) -> str:
+        return f"differential privacy of party {self.party}: {self.spent}."
 
 
 @dataclass(frozen=True)
@@ -264,6 +282,8 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
+    differential_privacy: RowPrivacy | None = None  # of the party with the greatest epsilon; None without noise
+    label_epsilon: float | None = None  # of randomised response of one training label, at one party
 
     @classmethod
     def of(
@@ -271,7 +291,12 @@ class PrivacySummary(JsonRecord):
     ) -> PrivacySummary:
         """Summarise the settings, the ledgers by party, and the source of private draws; a server knows neither."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
-        return cls(config.privacy.secure_aggregation, secrets, found)
+        spent = [RowPrivacy(name, own) for name, ledger in (ledgers or {}).items() if (own := find_spent(ledger.rules))]
+        worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
+        label_epsilon = config.privacy.label_epsilon
+        return cls(
+            config.privacy.secure_aggregation, secrets, found, differential_privacy=worst, label_epsilon=label_epsilon
+        )
 
 
 def versions(config: RunConfig | None = None) -> dict[str, str]:
@@ -345,7 +370,7 @@ class RunReport(Report):
         from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
 
         metric = task_of(self.config.train).selected_by
-        if not self.test.metrics:  # a server of a run with masks
+        if not self.test.metrics:  # a server
             return "the parties have the scores"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
         return f"test {metric.title} {test} (validation {validation}, {self._selected()})"
@@ -386,7 +411,7 @@ class PartyReport(Report):
     parties: tuple[str, ...]
     run: str
     prepared: PreparedColumns
-    # With masks the server has no scores, so a party with labels reports them.
+    # Where the server has no scores, a party with labels reports them.
     validation: SplitScores | None = None
     history: tuple[HistoryEntry, ...] | None = None
     losses: tuple[float, ...] | None = None  # of this party

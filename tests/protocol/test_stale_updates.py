@@ -5,11 +5,12 @@ from dataclasses import fields
 import pytest
 import torch
 
-from glasu.privacy.release import Clip, GaussianNoise, Grid, Protection, Release
+from glasu.privacy.release import Clip, Protection, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.wire.encodings import Plain, use_for_all_kinds
 from support.messages import with_valid_scores
 from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
+from support.perturbations import Rounding, row_noise
 from support.spies import run_with_spies
 
 
@@ -177,9 +178,9 @@ def test_the_first_step_has_the_dropout_masks_of_the_joint_inference_and_later_s
 
 def gate(clip=None, noise=0.0, bits=None):
     """Return the gate that replaces a client's plain gate."""
-    perturbations = [GaussianNoise(noise, b"secret")] if noise else []
-    perturbations += [Grid(bits)] if bits is not None else []
-    protection = Protection(None if clip is None else Clip(clip), perturbations)
+    perturbations = [] if bits is None else [Rounding(bits)]
+    noisy = row_noise(noise, 1.0 if clip is None else clip) if noise else None
+    protection = Protection(None if clip is None else Clip(clip), noisy, perturbations)
     return Release(use_for_all_kinds(Plain("fp64")), use_for_all_kinds(protection))
 
 

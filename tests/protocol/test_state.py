@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glasu.errors import ConfigError
-from glasu.privacy.release import GaussianNoise, Protection
+from glasu.privacy.release import Protection
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
@@ -19,6 +19,7 @@ from glasu.wire.encodings import use_for_all_kinds
 from glasu.wire.message_key import Phase
 from support.messages import with_valid_scores
 from support.monolith import identical, run_roles, settings, tiny_parties
+from support.perturbations import row_noise
 
 ROUNDS = 5
 SETTINGS = {
@@ -232,8 +233,8 @@ def test_a_restarted_client_makes_the_same_noise_again():
         sent = {}
         for client in clients:
             client.identity.incarnation = incarnation
-            noise = GaussianNoise(0.1, b"secret %d" % client.identity.index)
-            client.release.protections = use_for_all_kinds(Protection(perturbations=[noise]))
+            noise = row_noise(0.1, secret=b"secret %d" % client.identity.index)
+            client.release.protections = use_for_all_kinds(Protection(noise=noise))
 
         def see(message):
             if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:

@@ -26,6 +26,15 @@ CASES = {
     "joint, several steps": {"backward": "joint", "labels": "b", "backbone": "gcnii"},
     "gcnii, every second round": {"backbone": "gcnii", "checkpoint_every": 2, "optimizer": "adam"},
     "changes of three bits": {"feedback": True, "feedback_bits": 3, "num_rounds": 5, "precision": "int8"},
+    "one release": {"release": "once", "aggregation_layers": (1,), "backbone": "gcnii"},
+    "one noisy release": {
+        "release": "once",
+        "aggregation_layers": (0,),
+        "aggregation": "concat",
+        "sampler": "neighbor",
+        "dp_noise_multiplier": 1.0,
+    },
+    "noise in rounds": {"aggregation_layers": (3,), "dp_noise_multiplier": 0.5},
     "stops early": {"stop_at": 0.01, "evaluate_every": 2},
     "warm start": {"warm_start": 3, "sampler": "neighbor", "fanout": 1, "batch_size": 4, "backbone": "gcnii"},
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WireConfig, resolve
+from glasu.config import DataConfig, ModelConfig, PrivacyConfig, RunConfig, TrainConfig, WireConfig, resolve
 from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.party import PartyData, Splits, hide_labels
@@ -88,7 +88,7 @@ def settings(**keys: Any) -> RunConfig:
         **keys,
     }
     data = DataConfig(features=keys.pop("features", "none"))
-    parts = {"model": ModelConfig, "train": TrainConfig, "wire": WireConfig}
+    parts = {"model": ModelConfig, "train": TrainConfig, "wire": WireConfig, "privacy": PrivacyConfig}
     known = {name: {item.name for item in fields(kind)} for name, kind in parts.items()}
     assert set(keys) <= set.union(*known.values()), keys
     sections = {name: {key: keys[key] for key in keys if key in known[name]} for name in parts}

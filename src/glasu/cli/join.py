@@ -93,6 +93,12 @@ def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     log.write_finished(options.out / "report.json")
     sent = report["traffic"]["bytes_to_server"] / 1e6
     print(f"{party.name}: finished; {sent:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+    if spent := report["privacy"].get("differential_privacy"):
+        print(
+            f"{party.name}: epsilon {spent['epsilon_zeroed']:.3g} if a row becomes zero, "
+            f"{spent['epsilon_replaced']:.3g} if it becomes another row; delta {spent['delta']:g}; the row was "
+            f"released {spent['releases']} times. It holds for {spent['unit']}."
+        )
 
 
 def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Namespace) -> None:

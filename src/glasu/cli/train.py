@@ -91,5 +91,7 @@ def run(args: argparse.Namespace) -> None:
             for path in checkpoints.glob("*.checkpoint"):
                 path.unlink()
     print(report.summary())
+    if report.privacy.differential_privacy is not None:
+        print(report.privacy.differential_privacy)
     if args.baselines:
         print(compare_baselines(report, report.baselines))

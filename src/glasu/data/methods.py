@@ -55,7 +55,7 @@ def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
 def _train_alone(model: ModelConfig) -> Settings:
     return {
         "model": {"aggregation_layers": ()},
-        "train": {"backward": "local", "party_dropout": 0.0, "warm_start": 0},
+        "train": {"backward": "local", "party_dropout": 0.0, "warm_start": 0, "release": "rounds"},
     }
 
 
@@ -71,7 +71,7 @@ METHODS: dict[str, Method] = {
         prescribe=lambda model: {
             "data": {"num_clients": 1},
             "model": {"aggregation_layers": ()},
-            "train": {"num_local_steps": 1, "labels": "all", "backward": "local", "warm_start": 0},
+            "train": {"num_local_steps": 1, "labels": "all", "backward": "local", "warm_start": 0, "release": "rounds"},
         },
         prepare=_pool,
         one_party=True,
@@ -83,7 +83,7 @@ METHODS: dict[str, Method] = {
         prescribe=lambda model: {
             "data": {"edge_fraction": 1.0},
             "model": {"aggregation_layers": tuple(range(model.num_layers))},
-            "train": {"num_local_steps": 1, "backward": "joint", "warm_start": 0},
+            "train": {"num_local_steps": 1, "backward": "joint", "warm_start": 0, "release": "rounds"},
         },
         prepare=_share_edges,
     ),
@@ -99,6 +99,29 @@ def method_of(config: RunConfig) -> Method:
 def has_server(config: RunConfig) -> bool:
     """Return whether the parties of a run exchange messages: in training, or for an averaged prediction."""
     return bool(config.model.aggregation_layers) or method_of(config).averages
+
+
+def trains_alone(config: RunConfig) -> bool:
+    """Return whether no message travels in the rounds of a run: each party selects its model and keeps its losses."""
+    return not config.model.aggregation_layers or config.train.release == "once"
+
+
+def keeps_scores(config: RunConfig) -> bool:
+    """Return whether losses and metrics stay at the parties of a run with a server, so that it has none to report.
+
+    With masks the server must not see results. With noise nothing but noisy rows may leave a party. With one release
+    the parties need no common decision.
+    """
+    masked = config.privacy.secure_aggregation == "masks" and has_server(config)
+    return masked or evaluates_once(config)
+
+
+def evaluates_once(config: RunConfig) -> bool:
+    """Return whether the parties evaluate their common model only once, after the last round.
+
+    With noise every evaluation is one more release. With one release each party selects its layers alone.
+    """
+    return config.train.release == "once" or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
 
 
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glasu import registry
-from glasu.config import RunConfig, TrainConfig, list_open_keys
-from glasu.data.methods import Settings
+from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
+from glasu.data.methods import Settings, keeps_scores
 
 if TYPE_CHECKING:  # a server reads this module, and it has no scipy
     from glasu.data.party import PartyData
@@ -87,6 +87,7 @@ class Preset:
     """A list of candidates, in order of preference."""
 
     candidates: tuple[Candidate, ...] = ()
+    chooses_layer: bool = False  # the layer of `train.release = "once"`
     deep: Candidate | None = None  # if no candidate fits: for more than two layers without skip connections
 
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
@@ -94,6 +95,12 @@ class Preset:
 
         Without such a candidate, all other keys keep their defaults; a deep network has its own suggestions.
         """
+        if config.train.release == "once" and self.chooses_layer:  # no candidate is about it
+            layer = find_release_layer(config.model.num_layers)
+            once = Candidate(suggestions={"model": {"aggregation_layers": (layer,)}})
+            applied = once.apply(config)
+            assert applied is not None
+            return [(once, applied)]
         found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
         if all(applied == found[0][1] for _, applied in found[1:]):  # every key that they suggest is set
             found = [(Candidate(), applied) for _, applied in found[:1]]
@@ -101,6 +108,8 @@ class Preset:
             found = [pair for pair in found if pair[0].for_complete is not True]
         if not found and self.deep is not None and _is_deep(config):
             found = [(self.deep, applied)] if (applied := self.deep.apply(config)) is not None else []
+        if config.privacy.adds_noise:  # a race would send a description of the data
+            found = found[:1]
         return found or [(Candidate(), config)]
 
     def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
@@ -114,8 +123,9 @@ _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 # A warm start, and the references of error feedback, belong to one structure. A run that sets them has no race.
 _NO_FEEDBACK = {"feedback": False}
-_LOCAL = {"backward": "local", "optimizer": "adam", "warm_start": 0}
-_EXACT = {"backward": "joint", "optimizer": "adam", "num_local_steps": 1, "warm_start": 0}
+_ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
+_LOCAL = {**_ROUNDS, "backward": "local"}
+_EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
 _EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
 _EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
 _LONG = {"num_rounds": 200}
@@ -130,6 +140,7 @@ PRESETS: dict[str, Preset] = {
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
             Candidate(_EXACT_GCNII, {"train": {**_LONG, "learning_rate": 0.03}}, False),
         ),
+        chooses_layer=True,
         # With local gradients, or without normalisation, such a network often predicts one class.
         deep=Candidate(
             {"train": _EXACT, "wire": _NO_FEEDBACK},
@@ -188,8 +199,8 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
-    # With masks the server sees no scores, so it cannot decide a race: the rules above decide alone.
-    can_race = config.privacy.secure_aggregation == "none" and is_race_short([found[index][1] for index in kept])
+    # A server without scores cannot decide a race: the rules above decide alone.
+    can_race = not keeps_scores(config) and is_race_short([found[index][1] for index in kept])
     return kept if can_race else kept[:1]
 
 

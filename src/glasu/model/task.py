@@ -80,6 +80,7 @@ class Task(ABC):
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
     scores_name: ClassVar[str] = "class probabilities"  # for errors
+    has_classes: ClassVar[bool] = True  # labels are drawn from a finite set
     takes_class_weights: ClassVar[bool] = False  # whether `train.class_weights` has an effect
     scale: Tensor | None = None  # mean and deviation of numeric labels; a client saves it with its weights
 
@@ -151,6 +152,10 @@ class Task(ABC):
         Bounds allow for rounding in the precision of `scores`. One party that sends 1e30 would otherwise decide every
         mean, and with it every prediction and the selected model.
         """
+
+    def repair_scores(self, scores: ScoreRows) -> ScoreRows:
+        """Return the valid scores nearest to noisy ones; `find_score_error` accepts the result."""
+        return np.clip(scores, 0.0, 1.0)
 
     def evaluate(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         """Return the metrics, in the order of `metrics`; nodes with an unknown label do not count."""
@@ -232,6 +237,15 @@ class Multiclass(Task):
         if abs(worst - 1) > _tolerance(scores):
             return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
         return ""
+
+    def repair_scores(self, scores: ScoreRows) -> ScoreRows:
+        """Project rows onto the simplex: subtract one number from a row and cut at 0, so that the sum is 1."""
+        falling = -np.sort(-scores, axis=1)
+        excess = (np.cumsum(falling, axis=1) - 1) / np.arange(1, scores.shape[1] + 1)
+        last = np.count_nonzero(falling > excess, axis=1) - 1
+        nearest: ScoreRows = np.maximum(scores - excess[np.arange(len(scores)), last][:, None], 0)
+        valid: ScoreRows = nearest / np.maximum(nearest.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)
+        return valid
 
     def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         classes = np.arange(scores.shape[1])
@@ -352,6 +366,7 @@ class Regression(Task):
     label_form = "one number per node"
     label_remedy = 'or, for numbers, write label_type = "number" in party.toml or pass an array of floats'
     scores_name = "predictions"
+    has_classes = False
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return labels.ndim == 1 and labels.dtype.kind == "f"
@@ -395,6 +410,9 @@ class Regression(Task):
 
     def find_score_error(self, scores: ScoreRows) -> str:
         return _find_range_error(scores, -MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+    def repair_scores(self, scores: ScoreRows) -> ScoreRows:
+        return np.clip(scores, -MAX_DEVIATIONS, MAX_DEVIATIONS)
 
     def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
         error, spread = np.square(labels - scores[:, 0]), np.square(labels - labels.mean())

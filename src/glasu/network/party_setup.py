@@ -102,7 +102,7 @@ def build_client(
         roster: the parties in client order.
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.
-        secret: of the party; None where the client neither trains nor sends, or sends what no draw decides.
+        secret: of the party; None where the client neither trains nor sends.
         signer: signs the keys of masks.
     """
     return Client(

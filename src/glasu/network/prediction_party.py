@@ -119,7 +119,8 @@ class PredictionParty(ClientPurpose[Predicted]):
         )
         self._run = offered.run
         if self._client is None:
-            self.build_client(self.model.config, self.party, offered, self.model.clients[0].preparation)
+            preparation, secret = self.model.clients[0].preparation, self.options.kit.secret
+            self.build_client(self.model.config, self.party, offered, preparation, secret)
             load_weights(self.client, self.model.clients[0], self.model.weights[0], self.model)
             others = ", ".join(name for name in self.roster if name != self.party.name)
             self.options.log.info(

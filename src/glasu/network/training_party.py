@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glasu.config import LEFT_OPEN, RunConfig, list_candidates, list_open_keys, resolve
+from glasu.data.methods import keeps_scores
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
 from glasu.model.split import weights_digest
@@ -28,7 +29,6 @@ from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
-from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
@@ -50,7 +50,7 @@ class PartyCheckpoint:
 
     client: ClientState
     cost: Cost
-    evaluations: tuple[Evaluation, ...] = ()  # with masks, at a party with labels
+    evaluations: tuple[Evaluation, ...] = ()  # where scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[dict[str, Any]]):
@@ -267,7 +267,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def observe(self, event: Event) -> None:
         """Pass an event on, and the status after a round."""
         super().observe(event)
-        if isinstance(event, Evaluated) and needs_keys(self.client.config):  # the server does not report it
+        if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report it
             self.telemetry.observe(event)
         if isinstance(event, CandidateStarted):
             self.options.log.info("%s.", event)

@@ -60,6 +60,11 @@ class Signer(Protocol):
         ...
 
 
+def name_masks(*, blind: bool) -> str:
+    """Return the name of masks in the ledger."""
+    return "masks+blind" if blind else "masks"
+
+
 def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes:
     """Return the key that two clients share.
 
@@ -131,7 +136,7 @@ class PairwiseMasks:
     @property
     def name(self) -> str:
         """The name in the ledger."""
-        return "masks+blind" if self.blind else "masks"
+        return name_masks(blind=self.blind)
 
     def __call__(self, payload: Array, key: Key) -> Array:
         """Return the payload with the masks of this client, chunk by chunk, as they travel."""

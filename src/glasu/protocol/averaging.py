@@ -38,7 +38,7 @@ def client_average(
     client: Client,
     key: Key,
     own: ScoreRows | None,
-    num_rows: int,
+    nodes: NodeSet,
     *,
     num_columns: int | None = None,
     requested: Requested | None = None,
@@ -49,14 +49,14 @@ def client_average(
         client: the client.
         key: of the exchange.
         own: this client's probabilities; None: it contributes nothing.
-        num_rows: of the exchange.
+        nodes: of the rows.
         num_columns: the number of classes, where `own` is None and this client knows it.
         requested: the rows that this client receives; None: all.
     """
     import torch
 
-    sent = None if own is None else client.release_tensor("probabilities", torch.from_numpy(own), key)
-    shape = num_rows, num_columns if own is None else own.shape[1]
+    sent = None if own is None else client.release_tensor("probabilities", torch.from_numpy(own), key, nodes)
+    shape = len(nodes), num_columns if own is None else own.shape[1]
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
     task = client.learner.task
     if error := task.find_score_error(mean):
@@ -100,7 +100,7 @@ def server_average(
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:
     """Client column: return the mean at all nodes, given the own class probabilities at all nodes."""
-    return (yield from client_average(client, _first(client, key), own, client.data.num_nodes))
+    return (yield from client_average(client, _first(client, key), own, np.arange(client.data.num_nodes)))
 
 
 def server_average_all(server: Server, key: Key) -> Script[None]:
@@ -135,7 +135,7 @@ def client_average_propagated(
     if client.identity.owner >= 0:
         requested = find_receivers(client.identity, len(nodes))[client.identity.index]
     key = _second(client, key, place)
-    average = client_average(client, key, own, len(nodes), num_columns=mean.shape[1], requested=requested)
+    average = client_average(client, key, own, nodes, num_columns=mean.shape[1], requested=requested)
     return (yield from average)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.model.aggregation import Aggregation
+    from glasu.model.blocks import NodeSet
     from glasu.model.sampler import Sample
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
@@ -50,7 +51,7 @@ def client_joint_round(
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, exchanged = yield from client_inference(client, step, key, upcoming)
+    joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
     others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
     from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
     if later_steps:
@@ -64,7 +65,7 @@ def client_joint_round(
 
     def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        share, sent = yield from exchange_share(client, own, gradient, len(step.partials[layer]), aggregation)
+        share, sent = yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         if later_steps:
             from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
@@ -78,7 +79,7 @@ def client_joint_round(
 
 
 def exchange_share(
-    client: Client, key: Key, gradient: Tensor | None, rows: int, aggregation: Aggregation
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, aggregation: Aggregation
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient at H[l+1], or wait without one; return the share at H_m^+[l], and the gradient as it was sent.
 
@@ -86,16 +87,13 @@ def exchange_share(
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
     if client.masks is None or client.identity.owner < 0 or not is_last:
-        return (yield from share_gradient(client, key, gradient, rows))
-    shape = rows, client.config.model.hidden
-    found, sent = yield from share_sealed_gradient(client, key, gradient, shape)
+        return (yield from share_gradient(client, key, gradient, nodes))
+    found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.follow_gradient(key, found)
     return aggregation.own_gradient(found), sent
 
 
-def await_backward(
-    client: Client, batch: Batch, joint: Tensor, num_rows: Mapping[int, int], aggregation: Aggregation
-) -> Script[list[float]]:
+def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Aggregation) -> Script[list[float]]:
     """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -103,7 +101,7 @@ def await_backward(
         losses, gradient = owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        yield from exchange_share(client, own, gradient, num_rows[layer], aggregation)
+        yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         gradient = None
     return losses
 
@@ -117,7 +115,7 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
 
 
 def share_gradient(
-    client: Client, key: Key, gradient: Tensor | None, rows: int, widening: int = 1
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient, or wait without one; return the server's answer, and the gradient as it was sent.
 
@@ -125,11 +123,11 @@ def share_gradient(
         client: the client.
         key: of the exchange.
         gradient: None at a client that has none.
-        rows: of the answer.
+        nodes: of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
-    sent = None if gradient is None else client.release_tensor("gradient", gradient, key)
-    shape = rows, client.config.model.hidden * widening
+    sent = None if gradient is None else client.release_tensor("gradient", gradient, key, nodes)
+    shape = len(nodes), client.config.model.hidden * widening
     return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,11 +13,18 @@ from glasu.data.methods import method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError
+from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
+from glasu.model.split import input_scale
 from glasu.privacy.column_grids import ColumnGrids
+from glasu.privacy.labels import randomize_training_labels
+from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import PairwiseMasks, Signer
+from glasu.privacy.noise import noise_key
 from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
+from glasu.protocol.protection import list_rules, make_protections
+from glasu.protocol.stages import LOWER, SCALES, UPPER, list_stages
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
@@ -61,20 +68,36 @@ class Client:
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
         self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # of the present candidate
+        self.config = self.candidates[0]  # of the present candidate, or of the present stage
+        self.stages = list_stages(self.config)  # of `train.release = "once"`
         self.method = method_of(config)
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
-        self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
+        if config.privacy.label_epsilon is not None and self.has_labels:
+            key = noise_key(None if secret is None else secret.derive("labels"), seed)
+            party = randomize_training_labels(party, config.privacy.label_epsilon, key)
+        lower = self.config if self.stages is None else self.stages.lower
+        # The data as the layers and the loss see it. `self.party` has the labels as they were given.
+        self._lower_data = NodeData(lower, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.signer = signer
         self.masks: PairwiseMasks | None = None  # of the present attempt
         self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None without masks
-        self.learner = self._make_learner()
-        grids = ColumnGrids(config.privacy.range, self.private_seed)
-        self.release = Release(encodings_of(config, self.private_seed), feedback=config.wire.feedback, grids=grids)
+        self._enter_lower()
+        rules = list_rules(config.privacy)
+        self.release = Release(
+            encodings_of(config, self.private_seed),
+            make_protections(config.privacy, self.data.task, noise_key(secret, seed)),
+            Ledger(rules=rules),
+            rules,
+            feedback=config.wire.feedback,
+            grids=ColumnGrids(config.privacy.range, self.private_seed),
+        )
         self.progress = ClientProgress()
+        self._interrupted: ClientState | None = None  # in the upper stage
+        self._upper_weights: dict[str, Tensor] = {}  # of a trained model
+        self._scales: Tensor | None = None  # of the columns that the upper stage reads
 
     def _make_learner(self) -> Learner:
         """Build the layers of the present candidate with their first weights."""
@@ -88,6 +111,67 @@ class Client:
             private_seed=self.private_seed,
             classifier_seed=self.run_key if self.config.train.warm_start else None,
         )
+
+    def _enter_lower(self) -> None:
+        """Train the first stage, or the only one, from now on."""
+        self.data = self._lower_data
+        if self.stages is not None:
+            self.config = self.stages.lower
+        self.learner = self._make_learner()
+        if self.stages is not None and self.learner.aggregation.is_mean:
+            self.learner.fixed = self.learner.classifier_weights()
+
+    def return_to_lower(self) -> None:
+        """Use the selected weights of the lower stage."""
+        self._enter_lower()
+        self.learner.model.load_state_dict(self.progress.lower)
+
+    def enter_upper(self, own: Tensor, others: Tensor) -> None:
+        """Train the layers above the release from now on, or continue where that was interrupted.
+
+        Args:
+            own: H_m^+[l] at all nodes, without noise.
+            others: H_{-m}[l+1] at all nodes. Both together take the place of the features.
+        """
+        assert self.stages is not None
+        self.config, known = self.stages.upper, {**self._upper_weights}
+        self._scales = known.pop(SCALES, None)
+        if self._scales is None:  # one factor each, so that much noise does not drown the own part
+            lengths = [float(torch.linalg.vector_norm(part.double(), dim=1).mean()) for part in (own, others)]
+            self._scales = torch.tensor([input_scale(self.config.model, each) for each in lengths]).double()
+        rows = torch.cat([part * float(scale) for part, scale in zip((own, others), self._scales, strict=True)], dim=1)
+        party = dataclasses.replace(self._lower_data.party, features=rows.numpy(), feature_names=(), checked=None)
+        preparation = Preparation(rows.shape[1], 1.0)
+        self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
+        self.learner = self._make_learner()
+        if known:
+            self.learner.model.load_state_dict(known)
+        if self._interrupted is not None:
+            self.learner.restore(self._interrupted.weights, self._interrupted.optimizer)
+            self._interrupted = None
+
+    def leave_stages(self) -> None:
+        """Join the weights of both stages to those of the selected model. The run is over."""
+        assert self.stages is not None
+        assert self._scales is not None
+        parts = {LOWER: self.progress.lower, UPPER: self.progress.best_weights}
+        joined = {prefix + name: value for prefix, own in parts.items() for name, value in own.items()}
+        self.progress.best_weights = {**joined, SCALES: self._scales}
+        self.config, self.data = self.stages.whole, self._lower_data
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Use the weights of a trained model; raise RuntimeError if names or shapes differ."""
+        if self.stages is None:
+            self.learner.model.load_state_dict(dict(weights))
+            return
+        lower, upper = (
+            {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+            for prefix in (LOWER, UPPER)
+        )
+        if not upper or SCALES not in weights:
+            raise RuntimeError("the weights belong to another kind of model")
+        self.learner.model.load_state_dict(lower)
+        self.progress.lower, self._upper_weights = lower, {**upper, SCALES: weights[SCALES]}
 
     def adopt_run_key(self, key: Secret) -> None:
         """Take the run key; refuse another one than before."""
@@ -136,7 +220,7 @@ class Client:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no layer aggregates: then this client selects its model and records its losses."""
+        """Whether no message travels in rounds: then this client selects its model and records its losses."""
         return not self.config.model.aggregation_layers
 
     def note_divergence(self) -> bool:
@@ -148,12 +232,12 @@ class Client:
         self.progress.diverged = self.progress.is_racing
         return self.progress.diverged
 
-    def release_tensor(self, kind: Kind, value: Tensor, key: Key) -> Sent:
+    def release_tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NodeSet) -> Sent:
         """Release a tensor. In a race, one that no other role can use is replaced, and the candidate has diverged."""
         if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
             self.note_divergence()
             value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
-        return self.release.tensor(kind, value, key)
+        return self.release.tensor(kind, value, key, nodes)
 
     def place_among(self, present: Sequence[str]) -> None:
         """Predict with these parties only: they are the clients from now on, in this order."""
@@ -179,7 +263,11 @@ class Client:
             raise ConfigError("the saved state belongs to a run with other settings; start over.")
         self.progress = dataclasses.replace(state.progress)
         self.adopt_candidate()
-        self.learner.restore(state.weights, state.optimizer)
+        if self.stages is not None:
+            self._enter_lower()
+        self._interrupted = state if self.progress.lower else None
+        if self._interrupted is None:  # else the aggregate, which the upper layers read, is exchanged first
+            self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.references = dict(state.references)
         self.release.grids.ranges, self.release.grids.clamped = dict(state.ranges), state.clamped

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from glasu.data.methods import keeps_scores
 from glasu.errors import ProtocolError
 from glasu.model.propagation import ALPHAS, PROPAGATING, choose_alpha, propagate
 from glasu.protocol.averaging import (
@@ -23,7 +24,7 @@ from glasu.protocol.averaging import (
     server_average_propagated,
 )
 from glasu.protocol.evaluation import compare_metrics, measure
-from glasu.protocol.key_agreement import client_key_agreement, needs_keys
+from glasu.protocol.key_agreement import client_key_agreement
 from glasu.protocol.messages import Chosen, Metrics
 from glasu.protocol.prediction import client_scores
 from glasu.protocol.receiving import receive_answer
@@ -59,7 +60,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
         alpha = client.progress.alpha = yield from _client_alpha(client, key, mean, nodes["validation"])
         joint = yield from client_average_propagated(client, key, mean, alpha, rows)
     else:
-        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, len(rows))
+        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, rows)
     return (yield from _client_metrics(client, key, own, joint, len(nodes["validation"])))
 
 
@@ -119,7 +120,7 @@ def _client_metrics(
             examples = client.data.evaluation_examples(split)
             combined[split] = measure(client, joint[rows], examples)
             alone.append(next(iter(measure(client, own[rows], examples).values())))
-    if needs_keys(client.config):
+    if keeps_scores(client.config):
         num_rounds, selected_by = client.config.train.num_rounds, client.learner.task.selected_by
         for split, found in combined.items():
             yield Evaluated(num_rounds, split, found, selected_by, improved=True, last=True)
@@ -147,7 +148,7 @@ def server_combination(server: Server) -> Script[None]:
         yield from server_average_propagated(server, key, num_validation + num_test)
     else:
         yield from server_average(server, key.at(server.config.model.num_layers), num_validation + num_test)
-    if needs_keys(server.config):
+    if keeps_scores(server.config):
         return
     combined = []
     for layer in METRIC_LAYERS:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasu.data.methods import keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
-from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.masked import client_decision, server_announce
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
@@ -32,7 +32,6 @@ from glasu.protocol.state import DIVERGED
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
-    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
@@ -40,14 +39,6 @@ if TYPE_CHECKING:
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
 COLLAPSED = 1.0  # after the metrics of the test, if the selected model predicts one class
-
-
-def sends_scores(config: RunConfig) -> bool:
-    """Return whether clients send losses and metrics to the server in training.
-
-    Clients that train alone, or with masks, keep them and judge their model themselves.
-    """
-    return bool(config.model.aggregation_layers) and not needs_keys(config)
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -58,7 +49,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     progress, task = client.progress, client.learner.task
     evaluation = client_evaluation(client, _key_round(client, ensemble), "validation", ensemble=ensemble)
     metrics, verdict = yield Timed(evaluation, "evaluation")
-    if sends_scores(client.config):
+    if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
         improved = last = False
@@ -68,7 +59,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
             improved = yield from _client_decision(client, metrics, improved=improved, ensemble=ensemble)
         if client.has_labels:
             party = client.name if client.is_alone else None
-            found = progress.round, "validation", metrics, task.selected_by, loss, improved, party, last
+            found = progress.position, "validation", metrics, task.selected_by, loss, improved, party, last
             yield Evaluated(*found, ensemble=ensemble)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
@@ -98,10 +89,11 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     if client.is_alone and client.party.graph.num_edges and not client.method.one_party:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
-    metrics, _ = yield Timed(client_evaluation(client, round_index, "test", ensemble=progress.ensemble), "evaluation")
+    evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
+    metrics, verdict = yield Timed(evaluation, "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed()
-    if not sends_scores(client.config) and client.has_labels:
+    if verdict is None and client.has_labels:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
         party = client.name if client.is_alone else None
         yield Evaluated(best, "test", metrics, selected_by, party=party, ensemble=progress.ensemble)
@@ -151,7 +143,11 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
     Returns:
         The scores of all nodes, and the metrics on the validation nodes.
     """
-    task, graph, start = client.learner.task, client.party.graph, start_from_labels(client.learner.task, client.party)
+    task, graph, start = (
+        client.learner.task,
+        client.party.graph,
+        start_from_labels(client.learner.task, client.data.party),
+    )
     examples = client.data.evaluation_examples("validation")
     nodes = client.data.nodes_of(examples)
 
@@ -191,7 +187,7 @@ def client_evaluation(
     probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
-    if not sends_scores(client.config):
+    if keeps_scores(client.config):
         return found, None
     key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
     if split == "test" and client.progress.best_is_collapsed:
@@ -229,7 +225,7 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         decision = yield from server_announce(server, key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
@@ -252,7 +248,7 @@ def server_test(server: Server) -> Script[None]:
     metrics = yield from server_evaluation(
         server, round_index, server.sizes.num_test, is_test=True, ensemble=progress.ensemble
     )
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         return
     best, selected_by = progress.selection.best_round, server.task.selected_by
     yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
@@ -263,7 +259,7 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics (none with masks). The caller broadcasts the verdict.
+    """Server column: aggregate, and return the metrics (none if the parties keep them). The caller broadcasts the verdict.
 
     In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
     a client may say that the selected model predicts one class.
@@ -273,7 +269,7 @@ def server_evaluation(
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
-    if not sends_scores(server.config):
+    if keeps_scores(server.config):
         return {}
     found = yield Receive((Metrics,), key.at(METRICS_LAYER))
     if server.progress.is_racing and any(message.values.tolist() == [DIVERGED] for message in found):

@@ -15,6 +15,7 @@ from glasu.wire.message_key import Key
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.model.blocks import NodeSet
     from glasu.model.sampler import Sample
     from glasu.model.step import ForwardStep, Step
     from glasu.privacy.release import Sent
@@ -25,7 +26,7 @@ Combine: TypeAlias = "Callable[[int, Tensor], Script[Tensor]]"
 
 
 def client_inference(
-    client: Client, step: Step, key: Key, upcoming: Sample | None = None
+    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], upcoming: Sample | None = None
 ) -> Script[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
     """Client column: compute, send and receive, layer by layer.
 
@@ -33,6 +34,7 @@ def client_inference(
         client: the client.
         step: the client's layers, at step 0.
         key: phase and round.
+        nodes: S_m[0..L].
         upcoming: the sample of the next round, if it is known; it is gathered while answers travel.
 
     Returns:
@@ -41,7 +43,7 @@ def client_inference(
     exchanged: dict[int, tuple[Tensor, Sent]] = {}
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
-        joint, sent = yield from exchange_partial(client, key.at(layer), partial, upcoming)
+        joint, sent = yield from exchange_partial(client, key.at(layer), partial, nodes[layer + 1], upcoming)
         exchanged[layer + 1] = joint, sent
         return joint
 
@@ -93,11 +95,11 @@ def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[
 
 
 def exchange_partial(
-    client: Client, key: Key, partial: Tensor, upcoming: Sample | None = None
+    client: Client, key: Key, partial: Tensor, nodes: NodeSet, upcoming: Sample | None = None
 ) -> Script[tuple[Tensor, Sent]]:
-    """Release H_m^+[l]; return H[l+1], and H_m^+[l] as it was sent."""
+    """Release H_m^+[l] at the nodes; return H[l+1], and H_m^+[l] as it was sent."""
     kinds = representation_messages(client.config, key)
-    sent = client.release_tensor(kinds[0].content().kind, partial, key)
+    sent = client.release_tensor(kinds[0].content().kind, partial, key, nodes)
     shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
     joint = yield from exchange_rows(client, key, kinds, sent, shape, upcoming=upcoming)
     return joint, sent

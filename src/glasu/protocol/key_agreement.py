@@ -80,7 +80,7 @@ def client_key_agreement(client: Client) -> Script[None]:
         contributors=lambda each: list_contributors(client.config, client.identity, each),
         chunk_rows=client.config.wire.chunk_rows,
         transcript=transcript,
-        blind=client.config.privacy.blind_server,
+        blind=client.requested.privacy.blind_server,  # the config of a stage has no privacy
     )
     client.mask_with(masks)
 

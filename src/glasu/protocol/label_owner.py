@@ -33,9 +33,9 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = owner_gradient(client, batch, joint)
     if client.masks is not None:
-        gradient, _ = yield from share_sealed_gradient(client, key, own, (len(joint), joint.shape[1]))
+        gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
-        gradient, _ = yield from share_gradient(client, key, own, len(joint), client.learner.aggregation.widening)
+        gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
     return losses, gradient
 
 

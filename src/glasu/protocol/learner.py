@@ -36,6 +36,7 @@ class Batch(Inputs):
 
     round: int
     labels: Tensor | None  # y[S[L]]
+    nodes: tuple[NodeSet, ...]  # S_m[0..L], as agreed
 
 
 class NodeData:
@@ -175,6 +176,7 @@ class Learner:
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = sampler_class(config.train)(config, data.party.graph, index)
         self.sampler.private_seed = self.private_seed
+        self.fixed: Mapping[str, Tensor] = {}  # weights that no step changes
         self._gathered: tuple[Sample, Batch] | None = None
 
     def _initial_stream(self, purpose: str, layer: int) -> Stream:
@@ -207,7 +209,7 @@ class Learner:
             for block in blocks[1:]:
                 rows.append(rows[-1][block.positions])
             labels = self.data.labels(nodes[-1]) if self.data.has_labels and with_labels else None
-            batch = Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels)
+            batch = Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels, sample.nodes)
             self._gathered = sample, batch
         return self._gathered[1]
 

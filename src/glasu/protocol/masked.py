@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from glasu.model.blocks import NodeSet
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 
 def share_sealed_gradient(
-    client: Client, key: Key, gradient: Tensor | None, shape: tuple[int, int]
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, columns: int
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Client column: the label owner encrypts its gradient for the others; return what all of them decode.
 
@@ -40,7 +41,8 @@ def share_sealed_gradient(
         client: the client.
         key: of the exchange.
         gradient: of the owner; None at the others.
-        shape: of the gradient.
+        nodes: of the rows.
+        columns: of the gradient.
 
     Returns:
         The gradient, and at the owner the gradient as it was sent.
@@ -49,7 +51,7 @@ def share_sealed_gradient(
 
     masks, owner = client.require_masks(), client.identity.owner
     encoding = client.release.encodings["owner gradient"]
-    chunks = split_rows(shape[0], client.config.wire.chunk_rows)
+    chunks = split_rows(len(nodes), client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
 
     def seal(encoded: Array) -> list[bytes]:
@@ -60,23 +62,23 @@ def share_sealed_gradient(
         for own in keys:
             yield Send(Waiting(own))
     else:
-        sent, contents = client.release.sealed("owner gradient", gradient, key, seal)
+        sent, contents = client.release.sealed("owner gradient", gradient, key, seal, nodes)
         for own, content in zip(keys, contents, strict=True):
             yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
     parts = []
     for own, rows in zip(keys, chunks, strict=True):
         answer: Sealed = yield from receive_answer(client, Sealed, own)
         content = masks.unseal(answer.content.tobytes(), own, owner)
-        size = (rows.stop - rows.start) * encoding.row_bytes(shape[1])
+        size = (rows.stop - rows.start) * encoding.row_bytes(columns)
         if len(content) != size:
             raise ProtocolError(
                 f"party {client.name!r}, {own}: expected a gradient of {size} bytes from the label owner, got "
                 f"{len(content)}."
             )
-        columns = encoding.row_bytes(shape[1]) // encoding.dtype.itemsize
-        parts.append(np.frombuffer(bytearray(content), encoding.dtype).reshape(-1, columns))
+        width = encoding.row_bytes(columns) // encoding.dtype.itemsize
+        parts.append(np.frombuffer(bytearray(content), encoding.dtype).reshape(-1, width))
     found = np.concatenate(parts)
-    if (error := encoding.find_error(found, shape[1])) or not encoding.is_finite(found):
+    if (error := encoding.find_error(found, columns)) or not encoding.is_finite(found):
         raise ProtocolError(f"party {client.name!r}, {key}: the label owner's gradient: {error or 'is not finite'}.")
     return torch.from_numpy(encoding.decode(found)), sent
 

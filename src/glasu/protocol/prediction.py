@@ -31,6 +31,7 @@ from glasu.protocol.inference import (
     walk_forward,
 )
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
+from glasu.protocol.once import client_aggregate, client_once_scores, server_aggregate, server_once_scores
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
@@ -80,6 +81,11 @@ def client_prediction(
     and the mean is of scores that the clients compute alone.
     """
     task = client.learner.task
+    if client.stages is not None:
+        yield from client_aggregate(client)
+        place = key.at(client.stages.whole.model.num_layers)
+        _, scores = yield from client_once_scores(client, place, nodes, requested)
+        return task.convert_scores(scores)
     if client.method.smooths:
         own = yield from client_scores(client, key, np.arange(client.data.num_nodes))
         mean, alpha = (yield from client_average_all(client, key, own)), client.progress.alpha
@@ -88,7 +94,7 @@ def client_prediction(
     own = yield from client_scores(client, key, nodes, present, alone=ensemble)
     if client.has_labels and client.identity.owner < 0 and has_server(client.config):
         key = key.at(client.config.model.num_layers)
-        return task.convert_scores((yield from client_average(client, key, own, len(nodes), requested=requested)))
+        return task.convert_scores((yield from client_average(client, key, own, nodes, requested=requested)))
     return np.empty((0, 0)) if own is None else task.convert_scores(own)
 
 
@@ -132,7 +138,9 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
         if alone:
             return client.release.clip(partial)
-        joint, _ = yield from exchange_partial(client, key.at(layer), partial)
+        is_last = layer == client.config.model.num_layers - 1
+        rows = nodes if is_last else np.arange(client.data.num_nodes)
+        joint, _ = yield from exchange_partial(client, key.at(layer), partial, rows)
         return joint
 
     return (yield from walk_forward(client, client.learner.exact_inference(nodes), combine))
@@ -144,7 +152,7 @@ def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]
     rounds = [client.identity.round_of(key)]
     (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
-    hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key)
+    hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key, batch.nodes)
     joint: Tensor = hidden[places]
     return joint
 
@@ -175,6 +183,10 @@ def server_prediction(
     All clients receive the mean; with `requested`, each client receives the rows that it requested. With `present`,
     only these clients contribute. With `ensemble` there is no joint inference.
     """
+    if server.config.train.release == "once":
+        yield from server_aggregate(server)
+        yield from server_once_scores(server, key.at(server.config.model.num_layers), num_nodes, requested)
+        return
     if server.method.smooths:
         yield from server_average_all(server, key)
         yield from server_average_propagated(server, key, num_nodes, requested)

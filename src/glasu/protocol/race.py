@@ -44,7 +44,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         return
     if progress.race is None:
         key = client.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
-        own = describe_situation(client.party, has_labels=client.has_labels)
+        own = describe_situation(client.data.party, has_labels=client.has_labels)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
         answer = yield from receive_answer(client, Candidates, key)
         progress.race = _start_race(_read_positions(answer, len(client.candidates)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from glasu.data.methods import evaluates_once, has_server, keeps_scores
+from glasu.privacy.masking import name_masks
+from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.sampling import agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from glasu.config import RunConfig
     from glasu.protocol.client import Client
 
@@ -23,8 +25,20 @@ def list_protections(client: Client) -> dict[str, str]:
     kinds = [kind for kind in every[0] if all(kind in other for other in every[1:])]
     if len(client.candidates) > 1:
         kinds.append("situation")
+    return {kind: _name_protection(client, kind) for kind in kinds}
+
+
+def _name_protection(client: Client, kind: str) -> str:
+    """Return the protection of a kind, as the ledger will name it. The keys of masks may not be agreed on yet."""
     gate: Any = client.release
-    return {kind: gate.protection(kind).name if kind in gate.encodings else "none" for kind in kinds}
+    if kind not in gate.encodings:
+        return {"key": "signed", "verdict": "sealed"}.get(kind, "none")
+    parts = [replace(gate.protection(kind), masking=None).name]
+    if gate.encodings[kind].is_hidden:
+        is_owner = client.identity.owner == client.identity.index
+        sealed = kind == "gradient" and is_owner  # at the last layer; the gradients of lower layers are masked
+        parts.append("sealed" if sealed else name_masks(blind=client.requested.privacy.blind_server))
+    return "+".join(part for part in parts if part != "none") or "none"
 
 
 def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
@@ -34,21 +48,25 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
         kinds = ["representation", "change"] if config.wire.feedback else ["representation"]
         if (config.train.backward == "joint" and len(layers) > 1) or (owner_leads(config) and has_labels):
             kinds.append("gradient")
-        if len(agreed_layers(config, Phase.SAMPLING)) > owner_leads(config) or (owner_leads(config) and has_labels):
+        agreed = len(agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
+        if agreed > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
         if has_labels:
-            kinds += ["losses", "metrics"]
+            if not keeps_scores(config):
+                kinds += ["losses", "metrics"]
+            elif not evaluates_once(config):
+                kinds.append("verdict")
             if config.train.backward == "joint" and "gradient" not in kinds:
                 kinds.append("gradient")
-    if has_labels and config.train.labels == "all":
+    if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
         kinds.append("probabilities")
-    return kinds
+    return [*kinds, "key"] if needs_keys(config) and has_server(config) else kinds
 
 
 def count_evaluations(client: Client) -> int:
     """Return how many exact inferences a training has in any case: evaluations and the test."""
     train = client.config.train
-    if not client.config.model.aggregation_layers:
+    if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1
     if train.patience or train.stop_at or len(client.candidates) > 1:
         return 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from glasu.config import TrainConfig
+from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
 from glasu.protocol.combination import client_combination, server_combination
@@ -16,15 +17,16 @@ from glasu.protocol.evaluation import (
     client_selection,
     client_subsets,
     client_test,
-    sends_scores,
     server_selection,
     server_subsets,
     server_test,
 )
+from glasu.protocol.final_test import client_final, server_final
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
+from glasu.protocol.once import client_lower, client_release, server_release
 from glasu.protocol.presence import draw_present
 from glasu.protocol.race import client_race, server_race
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send, Timed
@@ -57,6 +59,11 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
     A race may come first; it decides the settings that the preset leaves open.
     """
+    if client.stages is not None:
+        yield from client_lower(client, client_training)
+        yield from client_release(client)
+        yield from client_training(client)
+        return (yield from client_result(client))
     if not client.is_alone:  # otherwise parties agree on keys when they have trained
         yield from client_key_agreement(client)
         client.draw_common_classifier()
@@ -85,6 +92,9 @@ def client_training(client: Client) -> Script[None]:
 
 def client_result(client: Client) -> Script[dict[str, float]]:
     """Test the selected weights, alone or together as the method says; return the test metrics."""
+    if evaluates_once(client.requested):
+        measured: dict[str, float] = yield Timed(client_final(client), "evaluation")
+        return measured
     if not client.method.averages:
         metrics = yield from client_test(client)
         yield Timed(client_subsets(client), "evaluation")
@@ -99,13 +109,13 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if sends_scores(client.config):
+        if not (client.is_alone or keeps_scores(client.config)):
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:
             progress.losses += (loss,)
         progress.round = sample.round + 1
-        if is_evaluation_due(train, progress):
+        if is_evaluation_due(train, progress) and not evaluates_once(client.config):
             yield from client_selection(client, loss)
         if is_save_due(train, progress):
             yield Save(client.state)
@@ -127,7 +137,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
         return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
-        client, step, client.identity.key(Phase.TRAINING, sample.round), upcoming
+        client, step, client.identity.key(Phase.TRAINING, sample.round), sample.nodes, upcoming
     )
     gradient = None
     if owner_leads(client.config):
@@ -135,7 +145,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
     # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
-    forward = joint if client.release.transparent else None
+    forward = joint if client.release.transparent or not exchanged else None
     update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
     losses = [(yield from update(step, joint=forward))]
     for index in range(1, client.config.train.num_local_steps):
@@ -154,7 +164,7 @@ def client_absent_round(
     num_rows = {layer: len(sample.nodes[layer + 1]) for layer in layers}
     joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, sample.round), num_rows, upcoming)
     if client.config.train.backward == "joint":
-        return (yield from await_backward(client, batch, joint, num_rows, aggregation))
+        return (yield from await_backward(client, batch, joint, aggregation))
     losses: list[float] = []
     if client.identity.owner >= 0:
         losses, _ = yield from client_gradient(client, batch, joint)
@@ -163,12 +173,19 @@ def client_absent_round(
 
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
+    if server.config.train.release == "once":
+        yield from server_release(server)
+        yield from server_final(server)
+        return
     yield from server_key_agreement(server)
     if server.method.averages:  # the parties train alone
         yield from server_combination(server)
         return
     yield from server_race(server, server_training)
     yield from server_training(server)
+    if evaluates_once(server.config):
+        yield from server_final(server)
+        return
     yield from server_test(server)
     yield from server_subsets(server)
 
@@ -197,11 +214,11 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
         loss = None
-        if sends_scores(server.config):
+        if not keeps_scores(server.config):
             loss = _mean_loss(server, (yield Receive((Losses,), key)))
             progress.losses += (loss,)
         progress.round = index + 1
-        if is_evaluation_due(train, progress):
+        if is_evaluation_due(train, progress) and not evaluates_once(server.config):
             yield from server_selection(server, loss)
         if is_save_due(train, progress):
             yield Save(server.state)

@@ -163,6 +163,7 @@ class ClientProgress(Progress):
 
     warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
+    lower: dict[str, Tensor] = field(default_factory=dict)  # of a run with one release: the layers up to the release
     is_collapsed: bool = False  # the model of the last evaluation predicts the same for all nodes
     best_is_collapsed: bool = False  # so does the best one on validation
     alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities

@@ -75,6 +75,7 @@ def local_update(
         value = sum((constant * step.partials[layer]).sum().item() for layer, constant in from_others.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
+    learner.set_weights(learner.fixed)
     return value
 
 

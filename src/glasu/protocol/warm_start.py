@@ -4,7 +4,8 @@ Each client trains alone, with H_m[l+1] = H_m^+[l], and sends nothing. The class
 clients learn representations for the same classifier, and the mean of these representations fits it in round 0.
 
 Then two candidates for the selected model are evaluated: the ensemble, which is the mean of the scores that the clients
-compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better.
+compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. Where
+evaluations would be releases with noise, nothing is evaluated.
 
 Warm step i of N draws its batch, neighbours and dropout masks as round i - N. Only warm steps have negative rounds.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from glasu.data.methods import evaluates_once
 from glasu.protocol.evaluation import client_selection, server_selection
 from glasu.protocol.requests import Save, Script, WarmStepDone
 from glasu.protocol.sampling import client_sampling, draw_batches
@@ -30,6 +32,8 @@ def client_warm_start(client: Client) -> Script[None]:
     if not client.config.train.warm_start or progress.round or progress.stopped:
         return
     yield from take_warm_steps(client)
+    if evaluates_once(client.config):
+        return
     yield from client_selection(client, None, ensemble=True)
     if not progress.stopped:
         yield from client_selection(client, None)
@@ -38,7 +42,7 @@ def client_warm_start(client: Client) -> Script[None]:
 def server_warm_start(server: Server) -> Script[None]:
     """Server column: it takes part in the evaluation only."""
     progress = server.progress
-    if not server.config.train.warm_start or progress.round or progress.stopped:
+    if not server.config.train.warm_start or progress.round or progress.stopped or evaluates_once(server.config):
         return
     yield from server_selection(server, None, ensemble=True)
     if not progress.stopped:

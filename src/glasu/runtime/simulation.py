@@ -13,7 +13,15 @@ from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, list_candidates, resolve
-from glasu.data.methods import PreparedRun, apply_method, has_server, method_of
+from glasu.data.methods import (
+    PreparedRun,
+    apply_method,
+    evaluates_once,
+    has_server,
+    keeps_scores,
+    method_of,
+    trains_alone,
+)
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
@@ -21,7 +29,9 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
+from glasu.protocol.final_test import client_final, server_final
 from glasu.protocol.key_agreement import derive_run_key, needs_keys
+from glasu.protocol.once import client_lower, client_release, server_release
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
@@ -267,7 +277,7 @@ def _open_checkpoints(
         return
     data = {client.name: client.party.data_digest() for client in clients}
     # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
-    serves_rounds = server is not None and bool(config.model.aggregation_layers)
+    serves_rounds = server is not None and not trains_alone(config)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
     )
@@ -315,8 +325,8 @@ def _run_scripts(
     record: Record | None = None,
 ) -> None:
     """Run the scripts of all roles to their end."""
-    alone = not clients[0].config.model.aggregation_layers
-    reporter = _find_reporter(clients)
+    alone, reporter = trains_alone(clients[0].requested), _find_reporter(clients)
+    by_party = evaluates_once(clients[0].requested)
 
     def perform(name: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
@@ -324,9 +334,10 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        if name == reporter or server is None or isinstance(action, Collapsed):
+        measured = by_party and isinstance(action, Evaluated)  # every party measures
+        if name == reporter or server is None or measured or isinstance(action, Collapsed):
             telemetry.observe(action)
-            if reporter is not None and isinstance(action, RoundDone):  # it reports for all parties
+            if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
                 action = replace(action, party=None)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
             return
@@ -338,30 +349,35 @@ def _run_scripts(
     def run(script: Callable[[Client], Script[Any]]) -> list[Running]:
         return [Running(client.name, script(client), client.watch, partial(perform, client.name)) for client in clients]
 
-    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
-        run_alone(run(client_training), each)
-    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
-        run_alone(run(take_warm_steps), each)
-    running = run(client_result if alone else client_script)
-    if server is None:
-        run_alone(running, each)
-        return
-    serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-
     def settle() -> None:
         if checkpoints is not None:
             checkpoints.settle()
         sync_ledgers(clients)
 
-    run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
+    def run_with_server(script: Script[None], running: list[Running]) -> None:
+        serving = Running("server", script, telemetry.watch, partial(perform, None), "communication")
+        run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
+
+    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
+        run_alone(run(partial(client_lower, train=client_training)), each)
+    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+        run_alone(run(take_warm_steps), each)
+    if server is not None and clients[0].stages is not None:
+        run_with_server(server_release(server), run(client_release))
+        run_alone(run(client_training), each)
+        run_with_server(server_final(server), run(client_final))
+    elif server is not None:
+        run_with_server(server_script(server), run(client_result if alone else client_script))
+    else:
+        run_alone(run(client_result if alone else client_script), each)
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:
-    """Return the role whose losses and metrics the report shows: with masks the first client with labels.
+    """Return the role whose losses and metrics the report shows.
 
-    None stands for the server.
+    None stands for the server. Where it has none, the first client with labels reports.
     """
-    if not needs_keys(clients[0].config):
+    if not keeps_scores(clients[0].requested):
         return None
     return next(client.name for client in clients if client.has_labels)
 
@@ -373,7 +389,8 @@ def _build_report(
     telemetry: Telemetry,
     options: SimulationOptions,
 ) -> RunReport:
-    config, together = clients[0].config, server is not None
+    config = clients[0].config
+    together = server is not None and not evaluates_once(config)
     reports = server is not None and _find_reporter(clients) is None
     return telemetry.build_report(
         config,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from glasu.config import Override, RunConfig
+from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
@@ -276,7 +277,7 @@ class Telemetry:
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
-            masks: of the run; None without masks. A server has no scores then.
+            masks: of the run; None without masks.
             notes: about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -345,12 +346,13 @@ class Telemetry:
             weights_sha256: the digest of its selected weights.
             ledger: its releases.
             prepared: the preparation of its features.
-            masks: of the run; None without masks. With masks, the party reports losses and scores.
+            masks: of the run; None without masks.
             losses: of this party, in every round.
         """
         cost, party = self.cost(), identity.names[identity.index]
-        evaluations = [entry for entry in self.evaluations if entry.event.party is None]
-        reports = masks is not None and bool(evaluations)
+        own = party if evaluates_once(config) else None
+        evaluations = [entry for entry in self.evaluations if entry.event.party == own]
+        reports = keeps_scores(config) and bool(evaluations)
         return PartyReport(
             config=config,
             party=party,
@@ -390,15 +392,18 @@ def summarize_race(server: Server) -> RaceSummary | None:
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
-    """Return the scores of the selected model; where every party selects its own, the mean; none with masks."""
-    if not any(by_party):  # at a server: the parties keep their scores
-        return SplitScores({})
+    """Return the scores of the selected model; where every party selects its own, the mean."""
     found = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
-        found.append([event for event in events if split == "test" or event.improved][-1])
+        found += [event for event in events if split == "test" or event.improved][-1:]
+    if not found:  # the parties keep their scores, and this is the server
+        return SplitScores({})
     combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
-    own = tuple(next(iter(event.metrics.values())) for event in found) if per_client else combined
+    own = combined
+    if per_client:
+        firsts = (event.per_client or tuple(event.metrics.values()) for event in found)
+        own = tuple(next(iter(first)) for first in firsts)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_mean_metrics(found), round=chosen, per_client=own)

@@ -343,7 +343,7 @@ def remove_model(folder: Path) -> None:
 
 
 def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
-    if has_server(client.config):
+    if has_server(client.requested):
         yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
     return (yield from client_prediction(client, key, nodes, ensemble=client.progress.ensemble))
@@ -376,7 +376,7 @@ def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor],
     for layer, values in model.ranges.items():
         client.release.grids.ranges["representation", int(layer)] = torch.tensor(values, dtype=torch.float64)
     try:
-        client.learner.model.load_state_dict(weights)
+        client.load_weights(weights)
     except RuntimeError:  # other names, or other shapes
         raise DataError(
             f"party {client.party.name!r}: its weights do not fit the model; they may be another party's."

@@ -1,0 +1,162 @@
+"""Accounting of differential privacy: the epsilon of a row, computed from the entries of the ledger.
+
+The unit is one row of one party: its release about one node. Each release of a row is a Gaussian mechanism with
+multiplier z, the deviation of the noise divided by the clip. A row that is released several times has the epsilon of
+one Gaussian mechanism with
+
+    1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ...
+
+if it may become zero (sensitivity: the clip), and with z / 2 if it may become any other row (twice the clip). No
+amplification by sampling is claimed. A release counts once per distinct digest of the clean row in its place: a
+repeated round with the same content sends the same bytes, and one with other content counts again.
+
+The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
+2020), and its grid has at least 256 steps in a deviation, so the epsilon of the continuous mechanism is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from glasu.errors import ConfigError, GlasuError
+from glasu.privacy.ledger import Entry, Rule
+from glasu.privacy.noise import read_mechanism
+
+UNIT = "one released row of one party; not for a node, an edge or the weights"
+_PRECISE = 1e-9  # relative error allowed where a target is reached exactly
+
+
+class BudgetError(GlasuError):
+    """A release would pass `privacy.target_epsilon`."""
+
+    code = "privacy_budget"
+    exit_code = 2
+    public_default = "its privacy budget does not allow the next release; see that party's log."
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The epsilon of the row that was released most, in the report."""
+
+    unit: str
+    epsilon_zeroed: float
+    epsilon_replaced: float
+    delta: float
+    releases: int  # of that row
+    rows: int  # that were released
+    target_epsilon: float | None = None
+
+    def __str__(self) -> str:
+        times = "once" if self.releases == 1 else f"{self.releases} times"
+        return (
+            f"epsilon {self.epsilon_zeroed:.3g} if a row becomes zero, {self.epsilon_replaced:.3g} if it becomes "
+            f"another row; delta {self.delta:g}; the row was released {times}. It holds for {self.unit}"
+        )
+
+
+def compute_epsilon(multiplier: float, delta: float) -> float:
+    """Return the epsilon of one Gaussian mechanism with this multiplier, by `dp-accounting`."""
+    return _compute_epsilon(multiplier, delta) if multiplier < math.inf else 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _compute_epsilon(multiplier: float, delta: float) -> float:
+    # The privacy loss distributions of the package do not end for small multipliers. This closed form does.
+    return float(_load().get_epsilon_gaussian(multiplier, delta))
+
+
+def _load() -> Any:
+    try:
+        import dp_accounting
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "privacy.dp_noise_multiplier: the accounting needs the package dp-accounting; install glasu[dp]."
+        ) from None
+    return dp_accounting
+
+
+@dataclass
+class Accountant:
+    """Adds up the releases of every row, and refuses one that would pass the target. It is a rule of the ledger."""
+
+    delta: float
+    target: float | None = None
+    _seen: set[bytes] = field(default_factory=set, repr=False)
+    _spent: dict[int, tuple[int, float]] = field(default_factory=dict, repr=False)  # by node: releases, 1 / z^2
+    _limit: float = field(init=False, repr=False)  # of 1 / z^2
+
+    def __post_init__(self) -> None:
+        compute_epsilon(1.0, self.delta)  # a missing package is noticed before the training
+        self._limit = math.inf if self.target is None else find_limit(self.target, self.delta)
+
+    def check(self, entry: Entry) -> None:
+        """Refuse a release after which a row would have a greater epsilon than the target."""
+        for node, _, price in self._list_new(entry):
+            releases, spent = self._spent.get(node, (0, 0.0))
+            if spent + price > self._limit * (1 + _PRECISE):
+                before, after = (self._epsilon_replaced(each) for each in (spent, spent + price))
+                raise BudgetError(
+                    f"the release of {entry.kind} in {entry.phase} round {entry.round} would raise the epsilon of a "
+                    f"replaced row from {before:.3g} to {after:.3g} (delta {self.delta:g}, {releases} releases before),"
+                    f" above privacy.target_epsilon={self.target:g}. Nothing was sent. Use more noise, fewer releases "
+                    "or a higher target."
+                )
+
+    def add(self, entry: Entry) -> None:
+        """Count a release that was entered."""
+        for node, digest, price in self._list_new(entry):
+            releases, spent = self._spent.get(node, (0, 0.0))
+            self._seen.add(digest)
+            self._spent[node] = releases + 1, spent + price
+
+    def _list_new(self, entry: Entry) -> list[tuple[int, bytes, float]]:
+        """Return node, digest and price of every row that was not released with this content before."""
+        mechanism, nodes = read_mechanism(entry.protection), entry.unpack_nodes()
+        if mechanism is None or nodes is None:
+            return []
+        price, found = mechanism.multiplier**-2, []
+        for node, digest in zip(nodes.tolist(), entry.list_row_digests(), strict=True):
+            if digest not in self._seen:
+                found.append((node, digest, price))
+        return found
+
+    def _epsilon_replaced(self, spent: float) -> float:
+        """Return the epsilon of a row that may become any other row: twice the clip, so half the multiplier."""
+        return compute_epsilon(to_multiplier(spent) / 2, self.delta)
+
+    def summarize(self) -> Spent:
+        """Return the epsilon of the row that was released most."""
+        releases, spent = max(self._spent.values(), key=lambda each: each[1], default=(0, 0.0))
+        return Spent(
+            unit=UNIT,
+            epsilon_zeroed=compute_epsilon(to_multiplier(spent), self.delta),
+            epsilon_replaced=self._epsilon_replaced(spent),
+            delta=self.delta,
+            releases=releases,
+            rows=len(self._spent),
+            target_epsilon=self.target,
+        )
+
+
+def find_spent(rules: Iterable[Rule]) -> Spent | None:
+    """Return the summary of the accountant among the rules of a ledger; None if there is none."""
+    return next((rule.summarize() for rule in rules if isinstance(rule, Accountant)), None)
+
+
+def to_multiplier(spent: float) -> float:
+    """Return z, given 1 / z^2; infinity for a row that was never released."""
+    return spent**-0.5 if spent else math.inf
+
+
+def find_limit(target: float, delta: float) -> float:
+    """Return the greatest 1 / z^2 of a row whose epsilon does not pass the target if it becomes any other row."""
+    return (2 * find_multiplier(target, delta)) ** -2
+
+
+def find_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
+    """Return the smallest multiplier with which several releases of a row have at most this epsilon (zeroed row)."""
+    return float(_load().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

@@ -1,0 +1,122 @@
+"""One release (`train.release = "once"`): client and server columns, stage by stage.
+
+Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (lower stage). It releases
+H_m^+[l] of its selected weights at all nodes, once, and receives H[l+1]. Then it trains the layers l+1..L-1 and a
+classifier on this fixed aggregate (upper stage). The columns [H_m^+[l], H_{-m}[l+1]] take the place of the features:
+as in every local update, the own part has neither noise nor rounding. In both stages the party selects its model on its
+own validation nodes and sends nothing. The only other release is that of the final class probabilities, whose mean is
+the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics never travel.
+
+With a mean, all parties train the lower layers against the same fixed classifier, as in a warm start. Then their
+representations have a common meaning, and the mean keeps it.
+
+The aggregate is in no checkpoint. Every attempt exchanges it again: the same weights give the same rows, and the same
+rows have the same noise. With masks (and a mean) both exchanges are masked sums, under keys that the parties agree on
+before the first of them, in every attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from glasu.config import RunConfig
+from glasu.protocol.averaging import client_average, server_average
+from glasu.protocol.chunks import exchange_rows
+from glasu.protocol.inference import server_inference, walk_forward
+from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
+from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.requests import Script
+from glasu.wire.message_key import Key, Phase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasu.model.blocks import NodeSet
+    from glasu.model.task import ScoreRows
+    from glasu.protocol.averaging import Requested
+    from glasu.protocol.client import Client
+    from glasu.protocol.server import Server
+
+Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the present stage
+
+
+def client_lower(client: Client, train: Train) -> Script[None]:
+    """Train the lower stage, unless that is done."""
+    if not client.progress.lower:
+        yield from train(client)
+
+
+def client_release(client: Client) -> Script[None]:
+    """Agree on the keys of masks, if there are any; then release the representations and read the aggregate."""
+    yield from client_key_agreement(client)
+    yield from client_aggregate(client)
+
+
+def server_release(server: Server) -> Script[None]:
+    """Server column of `client_release`."""
+    yield from server_key_agreement(server)
+    yield from server_aggregate(server)
+
+
+def client_aggregate(client: Client) -> Script[None]:
+    """Release the representations of the lower stage, and enter the upper stage with the aggregate."""
+    assert client.stages is not None
+    progress, whole = client.progress, client.stages.whole
+    if not progress.lower:
+        progress.lower = progress.best_weights
+        progress.start_over(whole.train.num_rounds)
+    client.return_to_lower()
+    client.learner.model.eval()
+    nodes = np.arange(client.data.num_nodes)
+    partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
+    key = _release_key(client, whole)
+    # With masks, every repeat of the release has the grid of the first one, and so the same bits.
+    client.release.grids.ranges.clear()
+    sent = client.release.tensor("representation", partial, key, nodes)
+    shape = len(nodes), partial.shape[1] * client.learner.aggregation.widening
+    joint = yield from exchange_rows(client, key, (Partial, Joint), sent, shape)
+    client.enter_upper(partial, client.learner.aggregation.extract_others(joint, sent.value))
+
+
+def _pass_on(layer: int, partial: Tensor) -> Script[Tensor]:
+    """Return H_m[l+1] = H_m^+[l]: no layer of a stage aggregates."""
+    yield from ()
+    return partial
+
+
+def server_aggregate(server: Server) -> Script[None]:
+    """Server column of `client_aggregate`."""
+    key = _release_key(server, server.config)
+    yield from server_inference(server, key, {server.aggregation_layers[0]: server.sizes.num_nodes})
+
+
+def _release_key(role: Client | Server, config: RunConfig) -> Key:
+    """Return the key of the release. It is the same in training and in predictions, and so is the noise."""
+    key = role.identity.key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
+    return key._replace(round=0)
+
+
+def client_once_scores(
+    client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
+) -> Script[tuple[ScoreRows, ScoreRows]]:
+    """Return the scores of this client's upper layers, and the mean over all clients if that may be released."""
+    assert client.stages is not None
+    model = client.learner.model
+    model.eval()
+    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
+    own = np.asarray(client.learner.scores(hidden).numpy())
+    model.train()
+    if not client.stages.whole.privacy.release_probabilities:
+        return own, own if requested is None else own[requested]
+    return own, (yield from client_average(client, key, own, nodes, requested=requested))
+
+
+def server_once_scores(
+    server: Server, key: Key, num_rows: int, requested: Sequence[Requested] | None = None
+) -> Script[None]:
+    """Server column of `client_once_scores`."""
+    if server.config.privacy.release_probabilities:
+        yield from server_average(server, key, num_rows, requested)

@@ -1,0 +1,51 @@
+"""The protection of each kind of tensor, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from glasu.privacy.accounting import Accountant
+from glasu.privacy.ledger import Rule
+from glasu.privacy.noise import Mechanism, RowNoise, ScoreRepair
+from glasu.privacy.release import Clip, Protection
+from glasu.wire.encodings import Kind
+
+if TYPE_CHECKING:
+    from glasu.config import PrivacyConfig
+    from glasu.model.task import Task
+
+
+def list_mechanisms(privacy: PrivacyConfig) -> Mapping[Kind, Mechanism]:
+    """Return clip and multiplier of each kind of tensor; none without noise."""
+    if not privacy.adds_noise:
+        return {}
+    clip, multiplier = privacy.dp_clip, privacy.dp_noise_multiplier
+    return {
+        "representation": Mechanism(clip, multiplier),
+        "gradient": Mechanism(privacy.dp_clip_gradients or clip, privacy.dp_noise_multiplier_gradients or multiplier),
+        "probabilities": Mechanism(
+            privacy.dp_clip_probabilities, privacy.dp_noise_multiplier_probabilities or multiplier
+        ),
+    }
+
+
+def list_rules(privacy: PrivacyConfig) -> tuple[Rule, ...]:
+    """Return the rules of the settings for the ledger: the accounting, if there is noise."""
+    return (Accountant(privacy.delta, privacy.target_epsilon),) if privacy.adds_noise else ()
+
+
+def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[Kind, Protection]:
+    """Build the protection of each kind of tensor that has one.
+
+    Args:
+        privacy: the settings.
+        task: makes noisy scores valid.
+        key: of the party's noise.
+    """
+    found: dict[Kind, Protection] = {}
+    for kind, mechanism in list_mechanisms(privacy).items():
+        clip = Clip(mechanism.clip) if kind == "representation" else None  # local updates differentiate through it
+        repair = [ScoreRepair(task.repair_scores)] if kind == "probabilities" else []
+        found[kind] = Protection(clip, RowNoise(mechanism, kind, key), repair)
+    return found

@@ -1,0 +1,76 @@
+"""One release over gRPC: the bits of one process, resume in both stages, and predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from glasu.network.training_party import TrainingParty
+from glasu.protocol.requests import RoundDone
+from glasu.runtime.trained_model import TrainedModel
+from support.cluster import Cluster
+from support.kits import simulate_with_secrets
+from support.roles import Killed
+from support.tiny import tiny
+
+ONCE = {"release": "once", "aggregation_layers": (1,)}
+RUNS = [ONCE, {**ONCE, "aggregation": "concat", "dp_noise_multiplier": 1.0, "label_epsilon": 2.0}]
+ROUNDS = {"aggregation_layers": (3,), "dp_noise_multiplier": 1.0, "sampler": "shared"}
+
+
+def assert_same(served, reports, simulated):
+    """Compare a served run with the simulation; only the parties hold scores."""
+    assert served.weights_sha256 == simulated.weights_sha256
+    assert served.test.metrics == {}
+    for report in reports.values():
+        assert report["test"]["accuracy"] == simulated.test.accuracy
+
+
+@pytest.mark.parametrize("keys", [*RUNS, ROUNDS], ids=str)
+def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path):
+    config, parties = tiny(**keys)
+    served, reports = Cluster(config, parties, kits, tmp_path).run()
+    simulated = simulate_with_secrets(parties, config).report
+    assert_same(served, reports, simulated)
+    assert served.traffic == simulated.traffic
+    assert "the parties have the scores" in served.summary()
+    if "dp_noise_multiplier" in keys:
+        worst = simulated.privacy.differential_privacy.spent.epsilon_zeroed
+        assert max(report["privacy"]["differential_privacy"]["epsilon_zeroed"] for report in reports.values()) == worst
+
+
+@pytest.mark.parametrize("keys", RUNS, ids=str)
+def test_prediction_is_that_of_one_process(keys, kits, tmp_path):
+    config, parties = tiny(**keys)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster.run()
+    cluster.port = 0
+    nodes = np.array([3, 11, 20])
+    _, found = cluster.predict(b=nodes)
+    assert found["b"].scores.shape == (3, 3)
+    if "dp_noise_multiplier" not in keys:  # a model in one process has no secrets, so its noise is another
+        model = TrainedModel.of(simulate_with_secrets(parties, config).clients)
+        assert np.array_equal(found["b"].scores, model.predict_proba(parties, nodes))
+
+
+@pytest.mark.parametrize("keys", RUNS, ids=str)
+@pytest.mark.parametrize("stage", ["lower", "upper"])
+def test_a_party_killed_in_either_stage_resumes_and_the_result_is_the_same(keys, stage, kits, tmp_path):
+    config, parties = tiny(num_rounds=4, evaluate_every=1, **keys)
+
+    class Dying(TrainingParty):
+        def observe(self, event):
+            super().observe(event)
+            is_upper = bool(self.client.progress.lower)
+            if isinstance(event, RoundDone) and event.round == 2 and is_upper == (stage == "upper"):
+                raise Killed
+
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server = cluster.serve()
+    others = {name: cluster.join(name) for name in "ac"}
+    assert isinstance(cluster.join("b", role=Dying).error(), Killed)
+    rounds: list[int] = []
+    again = cluster.join("b", observer=lambda event: isinstance(event, RoundDone) and rounds.append(event.round))
+    reports = {name: role.outcome() for name, role in {**others, "b": again}.items()}
+    assert_same(server.outcome(), reports, simulate_with_secrets(parties, config).report)
+    assert rounds == ([3] if stage == "upper" else [3, 0, 1, 2, 3])  # the rounds before were not repeated

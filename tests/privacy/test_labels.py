@@ -1,0 +1,76 @@
+"""Randomised response: the share of labels that change, and what decides it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from glasu.privacy.labels import keep_probability, randomize, randomize_training_labels
+from support.tiny import settings, simulate, tiny_parties
+
+NODES = np.arange(20_000)
+SECRET = b"a secret of thirty-two bytes ..."
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
+def test_the_share_of_kept_labels_is_that_of_the_formula_and_the_others_are_uniform(num_classes, epsilon):
+    labels = NODES % num_classes
+    found = randomize(labels, NODES, num_classes, epsilon, SECRET)
+    kept = math.exp(epsilon) / (math.exp(epsilon) + num_classes - 1)
+    assert keep_probability(num_classes, epsilon) == pytest.approx(kept)
+    assert (found == labels).mean() == pytest.approx(kept, abs=5 * math.sqrt(kept * (1 - kept) / len(NODES)))
+    moves = np.bincount((found - labels) % num_classes, minlength=num_classes)[1:]
+    share = (1 - kept) / (num_classes - 1)
+    assert np.abs(moves / len(NODES) - share).max() < 5 * math.sqrt(share / len(NODES))
+    assert found.min() >= 0
+    assert found.max() < num_classes
+
+
+def test_the_draw_is_a_function_of_secret_node_and_label():
+    labels = NODES % 3
+    first = randomize(labels, NODES, 3, 1.0, SECRET)
+    assert np.array_equal(first, randomize(labels, NODES, 3, 1.0, SECRET))
+    order = np.random.default_rng(0).permutation(len(NODES))
+    assert np.array_equal(first[order], randomize(labels[order], NODES[order], 3, 1.0, SECRET))
+    for other in (randomize(labels, NODES, 3, 1.0, SECRET[::-1]), randomize(labels, NODES + 1, 3, 1.0, SECRET)):
+        assert (first != other).mean() > 0.3
+
+
+def test_an_unknown_label_stays_unknown():
+    labels = np.where(NODES % 2, NODES % 3, -1)
+    found = randomize(labels, NODES, 3, 0.1, SECRET)
+    assert np.array_equal(found < 0, labels < 0)
+
+
+def test_only_training_labels_change_and_the_party_keeps_its_own():
+    party = tiny_parties(num_nodes=400)[0]
+    before = party.labels.copy()
+    found = randomize_training_labels(party, 0.5, SECRET)
+    rest = np.setdiff1d(np.arange(400), party.splits.train)
+    assert np.array_equal(found.labels[rest], before[rest])
+    assert (found.labels != before)[party.splits.train].mean() > 0.3
+    assert np.array_equal(party.labels, before)
+
+
+def test_several_classes_of_a_node_share_its_epsilon():
+    party = tiny_parties(num_nodes=400)[0]
+    rows = np.random.default_rng(0).integers(0, 2, (400, 4))
+    found = randomize_training_labels(
+        type(party)(**{**vars(party), "labels": rows, "classes": tuple("abcd")}), 4.0, SECRET
+    )
+    kept = (found.labels == rows)[party.splits.train].mean()
+    assert kept == pytest.approx(math.e / (math.e + 1), abs=0.06)
+
+
+def test_a_run_with_randomised_labels_repeats_itself_and_differs_from_one_without():
+    keys = {"num_rounds": 2, "evaluate_every": 1}
+    secrets = {name: bytes([index]) * 32 for index, name in enumerate("abc")}
+
+    def digests(secrets=secrets, **more):
+        return simulate(tiny_parties(), settings(**keys, **more), secrets=secrets).report.weights_sha256
+
+    assert digests(label_epsilon=1.0) == digests(label_epsilon=1.0) != digests()
+    assert digests(label_epsilon=1.0) != digests(label_epsilon=2.0)
