@@ -49,16 +49,17 @@ def describe_content(kind: type[Message], config: RunConfig) -> str:
 
 def make_table(owner: str | None) -> list[str]:
     """Return the rows of the table: a message per row, a profile per column."""
-    seen = {profile: record(profile, owner) for profile in PROFILES}
+    profiles = [profile for profile in PROFILES if profile != "dp" or owner is None]  # dp needs labels at all parties
+    seen = {profile: record(profile, owner) for profile in profiles}
     lines = [
-        f"| message | sender | {' | '.join(f'`{profile}`' for profile in PROFILES)} |",
-        "|---|---|" + "---|" * len(PROFILES),
+        f"| message | sender | {' | '.join(f'`{profile}`' for profile in profiles)} |",
+        "|---|---|" + "---|" * len(profiles),
     ]
     for kind in MESSAGES:
         for by_server in (False, True):
             cells = [
                 describe_content(kind, make_config(profile, owner)) if (kind, by_server) in seen[profile] else "-"
-                for profile in PROFILES
+                for profile in profiles
             ]
             if set(cells) != {"-"}:
                 sender = "server" if by_server else "client"

@@ -259,7 +259,7 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics (none if the parties keep them). The caller broadcasts the verdict.
+    """Server column: aggregate; return the metrics, none if the parties keep them. The caller broadcasts a verdict.
 
     In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
     a client may say that the selected model predicts one class.
