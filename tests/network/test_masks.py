@@ -36,6 +36,7 @@ RUNS = [
     {"labels": "b", "chunk_rows": 5},
     {"method": "ensemble"},
 ]
+ONCE = {"release": "once", "aggregation_layers": (1,), "blind": True, "dp_noise_multiplier": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,18 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, pinned, tmp_pa
         assert set(own["privacy"]["masks"]["clamped"]) == {name}
 
 
+def test_one_release_with_noise_and_masks_is_the_run_in_one_process(pinned, tmp_path):
+    config, parties = tiny_masked(**ONCE)
+    served, reports = Cluster(config, parties, pinned, tmp_path).run()
+    simulated = simulate_with_secrets(parties, config).report
+    assert served.weights_sha256 == simulated.weights_sha256
+    assert (served.test.metrics, served.losses, served.history) == ({}, (), ())
+    for own in reports.values():
+        assert own["test"]["accuracy"] == simulated.test.accuracy
+        assert own["validation"]["accuracy"] == simulated.validation.accuracy
+        assert "clamped" not in own["privacy"]["masks"]  # the number depends on data
+
+
 def test_the_server_reports_no_loss_metric_or_clamped_value(pinned, tmp_path):
     config, parties = tiny_masked()
     events: list[object] = []
@@ -92,14 +105,17 @@ def test_the_server_reports_no_loss_metric_or_clamped_value(pinned, tmp_path):
     assert cluster.serving[-1].view().scores == {}
 
 
-@pytest.mark.parametrize("keys", [{"labels": "b", "precision": "int8", "blind": True}, {"backward": "joint"}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"labels": "b", "precision": "int8", "blind": True}, {"backward": "joint"}, ONCE], ids=str
+)
 def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_same(keys, pinned, tmp_path):
     config, parties = tiny_masked(num_rounds=4, **keys)
 
     class Dying(TrainingParty):
         def observe(self, event):
             super().observe(event)
-            if isinstance(event, RoundDone) and event.round == 2:
+            done = isinstance(event, RoundDone) and event.round == 2
+            if done and bool(self.client.progress.lower) == ("release" in keys):  # in the upper stage, if there is one
                 raise Killed
 
     cluster = Cluster(config, parties, pinned, tmp_path)

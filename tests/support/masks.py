@@ -39,7 +39,7 @@ def make_masks(
 
 
 def masked(config: RunConfig, **keys: Any) -> RunConfig:
-    """Return the settings with masks, and with these keys of [privacy]."""
+    """Return the settings with masks, and with these keys of [privacy] beside the given ones."""
     return config.replace(privacy={"secure_aggregation": "masks", **keys})
 
 

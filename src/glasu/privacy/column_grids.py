@@ -4,7 +4,8 @@ A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
 
 The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
-more. Where there is no aggregate yet, it follows from `privacy.range`. Class probabilities always have that range, or
+more. This holds under differential privacy, too: the aggregate is a sum of noisy rows, so ranges are post-processing.
+Where there is no aggregate yet, the range follows from `privacy.range`. Class probabilities always have that range, or
 1 if it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are
 clamped. Their number stays here.
 

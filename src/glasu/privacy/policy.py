@@ -90,8 +90,7 @@ class Policy(Checked):
         """Return the rule that a kind of release breaks."""
         if kind in self.forbid:
             return f"forbid = [{kind!r}]: this kind must not leave"
-        present = {part.partition("(")[0] for part in protection.split("+")}  # "noise(clip=1, ...)" is a noise
-        missing = [name for name in self.require.get(kind, ()) if name not in present]
+        missing = [name for name in self.require.get(kind, ()) if name not in protection.split("+")]
         if missing:
             return f"require.{kind} = {list(self.require[kind])}: its protection is {protection!r}"
         return None

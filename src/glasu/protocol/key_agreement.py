@@ -63,7 +63,8 @@ def client_key_agreement(client: Client) -> Script[None]:
     """Client column: agree on keys, and mask all later releases of tensors."""
     if not needs_keys(client.requested):
         return
-    key, transcript = client.identity.key(Phase.CONTROL, 0), Transcript()
+    # Round 0 also after a resume in the upper stage of `once.py`, where the rounds of this client have another base.
+    key, transcript = client.identity.key(Phase.CONTROL, 0)._replace(round=0), Transcript()
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
     offer = join_parts(_sign_offer(client, own))
@@ -171,7 +172,7 @@ def server_key_agreement(server: Server) -> Script[None]:
     """Server column: pass the offers on to all clients, then the group key."""
     if not needs_keys(server.requested):
         return
-    key = server.identity.key(Phase.CONTROL, 0)
+    key = server.identity.key(Phase.CONTROL, 0)._replace(round=0)
     offers: Sequence[KeyOffer] = yield Receive((KeyOffer,), key.at(OFFER_LAYER))
     joined = join_parts(offer.content.tobytes() for offer in offers)
     yield Broadcast(KeyOffers(key.at(OFFER_LAYER), np.frombuffer(joined, np.uint8)))
