@@ -15,6 +15,7 @@ on any machine.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,12 +24,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
-from glasu.randomness import Stream
+from glasu.secret import Secret
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.secret import Secret
     from glasu.wire.encodings import Array, Kind, Ring
     from glasu.wire.message_key import Key
 
@@ -51,6 +51,13 @@ class ColumnGrids:
     # Reused from tensor to tensor: to allocate an array of a megabyte takes longer than to compute it.
     _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
+    def _derive_secret(self, key: Key) -> Secret:
+        """Return the secret of the rounding of one tensor; from a public seed, it protects nothing."""
+        own = self.seed
+        if not isinstance(own, Secret):
+            own = Secret(hashlib.sha256(f"glasu grid of seed {own}".encode()).digest())
+        return own.derive(f"grid {key.phase.name} {key.layer}", key.round)
+
     def to_integers(self, kind: Kind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
         """Return the integers to send, and the values that they stand for.
 
@@ -61,7 +68,7 @@ class ColumnGrids:
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = np.divide(value.numpy(), step, out=self._find_scratch(value.shape))
             if kind == "gradient":
-                numbers += _draw_uniform(Stream(self.seed, f"grid {key.phase.name}", key.round, 0, key.layer), value)
+                numbers += _draw_uniform(self._derive_secret(key), value)
                 np.floor(numbers, out=numbers)
             else:
                 np.rint(numbers, out=numbers)
@@ -139,9 +146,9 @@ def _half(ring: Ring) -> int:
     return (ring.levels - 1) // 2
 
 
-def _draw_uniform(stream: Stream, value: Tensor) -> NDArray[np.float64]:
-    """Return a number in (0, 1) for every value, from the words of AES-CTR under the key of the stream."""
-    encryptor = Cipher(algorithms.AES(stream.key().to_bytes(16, "little")), modes.CTR(bytes(16))).encryptor()
+def _draw_uniform(secret: Secret, value: Tensor) -> NDArray[np.float64]:
+    """Return a number in (0, 1) for every value, from the words of AES-CTR under a secret."""
+    encryptor = Cipher(algorithms.AES(secret.value), modes.CTR(bytes(16))).encryptor()
     words = np.frombuffer(encryptor.update(bytes(4 * value.numel())), "<u4")
     return ((words + 0.5) * 2.0**-32).reshape(tuple(value.shape))
 
