@@ -274,7 +274,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
 def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
     """The representation of another party through the mean: a party subtracts its own part. Exact if M = 2."""
-    if attacker.own is None:
+    if attacker.own is None or attacker.seen.hides_parts:  # the record would not hold the truth
         return
     evaluations = attacker.seen.list_evaluations(attacker.target)
     if not evaluations:

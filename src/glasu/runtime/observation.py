@@ -56,6 +56,11 @@ class Observation:
     def is_server(self) -> bool:
         return self.view.index == SERVER
 
+    @property
+    def hides_parts(self) -> bool:
+        """Whether parts are masked. Then a party's own part is not in the record either, and it uses the aggregate."""
+        return str(self.config.privacy.secure_aggregation) != "none"
+
     def list_draws(self, target: int) -> list[Draws]:
         """Return what the role knows about the neighbours that a client drew, by layer.
 
@@ -154,6 +159,9 @@ class Observation:
         partials = self.view.matrices(Partial, phase)
         if self.is_server:
             yield from (each for each in partials if each.sender == target)
+            return
+        if self.hides_parts:
+            yield from self.view.matrices(Joint, phase)
             return
         own = {(each.key.round, each.key.layer): each.rows for each in partials}
         for each in self.view.matrices(Joint, phase):
