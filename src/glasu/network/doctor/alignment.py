@@ -32,7 +32,7 @@ def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding,
         return explain_error("ids", error, log, "its ids cannot be aligned; see that party's log"), None
     rules = str(manifest.id_rules)
     if len(ids) > max_ids:
-        return Finding("ids", "bad", f"{len(ids)} ids, and --max-ids here is {max_ids}; raise it at every role"), rules
+        return Finding("ids", "bad", f"{len(ids)} ids, and --max-ids here is {max_ids}; raise it everywhere"), rules
     return Finding("ids", "good", f"{len(ids)} different ids, none of them empty; rules: {rules}"), rules
 
 
