@@ -233,13 +233,13 @@ def test_a_bad_setting_is_one_line_that_names_it_and_exit_code_2(run_file, tmp_p
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
-def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_nothing(run_file, tmp_path, method, found):
+def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_its_ledgers(run_file, tmp_path, method, found):
     overrides = ["--set", "train.learning_rate=1e30", "--set", f"train.method={method}"]
     result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
     *before, result.stderr = result.stderr.splitlines()
     assert all("removed" in line and "round-00000001.checkpoint" in line for line in before)
     refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger"]
 
 
 @pytest.mark.parametrize("method", ["glasu", "standalone", "centralized"])
@@ -380,7 +380,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     errors = log.read_text()
     assert "Traceback" not in errors
     assert ("start the same command again to resume" in errors) == (sent != signal.SIGKILL)
-    assert [path.name for path in out.iterdir()] == ["checkpoints"]  # nothing is half written
+    assert {path.name for path in out.iterdir()} == {"checkpoints", "ledger"}  # nothing is half written
 
     again = glasu("train", run_file, *MANY_ROUNDS, "--out", out)
     assert again.returncode == 0, again.stderr
@@ -396,6 +396,9 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
         sum(each["traffic"][key] for key in ("bytes_to_server", "bytes_to_clients")) for each in (resumed, unbroken)
     ]
     assert moved[0] >= moved[1]
+    audited = glasu("audit", out)
+    assert audited.returncode == 0, audited.stderr
+    assert "2 processes" in audited.stdout  # the entries of the first one stay
 
 
 def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):

@@ -22,6 +22,7 @@ from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import BlindedSet
 from glasu.protocol.requests import Send
+from glasu.runtime.audit import audit_folder
 from glasu.runtime.local_alignment import AlignmentOptions, align_folders
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
@@ -50,6 +51,16 @@ def align(cluster, folders, secrets=SECRETS):
     report = server.outcome()
     cluster.port = 0
     return report, found
+
+
+def test_an_alignment_enters_everything_in_the_ledgers_before_it_leaves(cluster, folders):
+    report, _ = align(cluster, folders)
+    ledgers = [audit_folder(folder, [other for other in folders if other != folder]) for folder in folders]
+    assert [audit.failures for audit in ledgers] == [[], [], []]
+    entered = sum(audit.ledgers[0].find_run("alignment").size for audit in ledgers)
+    assert entered == report.traffic.bytes_to_server - report.traffic.headers_to_server
+    sizes = {total.kind: total.rows for total in ledgers[0].ledgers[0].runs[0].totals}
+    assert sizes == {"set size": 1, "key share": 2, "blinded ids": sum(report.sizes.values())}
 
 
 def test_an_alignment_over_grpc_writes_the_files_of_one_process(cluster, folders, tmp_path):

@@ -281,6 +281,30 @@ class Ledger:
             rule.check(entry)
         self.write(entry)
 
+    def enter(
+        self, kind: str, key: Key, content: NDArray[Any], *, rows: int | None = None, protection: str = "none"
+    ) -> NDArray[Any]:
+        """Enter an array that is sent without an encoding, and return it.
+
+        Args:
+            kind: of the content.
+            key: of the first message that carries it.
+            content: the array.
+            rows: their number; None: the length of the array.
+            protection: names of what protects it, joined by "+".
+        """
+        rows = len(content) if rows is None else rows
+        self.record(
+            kind,
+            key,
+            lambda: (content.tobytes(),),
+            size=content.nbytes,
+            rows=rows,
+            columns=content.size // max(rows, 1),
+            protection=protection,
+        )
+        return content
+
     def write(self, record: LedgerRecord) -> None:
         """Append a record."""
         if self.clock is not None:

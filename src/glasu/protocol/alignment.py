@@ -43,6 +43,7 @@ from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import TO_ONE, Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
+BLINDED = "blinded"  # the protection of points
 SHARES, SETS = 0, 1  # the `layer` in the keys of both kinds of messages
 
 
@@ -117,7 +118,7 @@ def client_alignment(
     """Client column; `ids` are normalised and distinct. The ledger enters everything before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
-    yield Send(SetSize(key, _enter(ledger, "set size", key, np.array([len(ids)], np.float64), "none")))
+    yield Send(SetSize(key, ledger.enter("set size", key, np.array([len(ids)], np.float64))))
     answer = yield Receive((SetSize,), key)
     chunks = limits.count_chunks(limits.check_largest(_read_number(answer), "the largest set of a party"))
     own_chunks, done = limits.count_chunks(len(ids)), 0
@@ -137,12 +138,13 @@ def client_alignment(
     for step in range(1, identity.num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         sender = identity.names[identity.index - 1]
-        yield Send(KeyShare(key.at(SHARES), _enter(ledger, "key share", key.at(SHARES), share, "blinded")))
+        entered = ledger.enter("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
+        yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
         with _Blaming(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
-        _enter(ledger, "blinded ids", key.at(SETS), points, "blinded")
+        ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
@@ -156,26 +158,11 @@ def client_alignment(
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
-    _enter(ledger, "blinded ids", key.at(SETS), points, "blinded")
+    ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
     for chunk in range(chunks):
         yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
     found = yield from _receive_common(key, len(ids), limits)
     return Alignment(order[found], derive_key(share, identity.names))
-
-
-def _enter(ledger: Ledger, kind: str, key: Key, content: NDArray[Any], protection: str) -> NDArray[Any]:
-    """Enter an array in the ledger, and return it."""
-    rows = 1 if kind == "key share" else len(content)
-    ledger.record(
-        kind,
-        key,
-        lambda: (np.ascontiguousarray(content),),
-        size=content.nbytes,
-        rows=rows,
-        columns=content.size // max(rows, 1),
-        protection=protection,
-    )
-    return content
 
 
 def _receive_common(key: Key, size: int, limits: SetLimits) -> Script[NDArray[np.int64]]:
