@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from glasu.errors import DataError
+from glasu.html_report import render_report
 from glasu.privacy.accounting import BudgetError
 from glasu.protocol.messages import Joint, JointScores, Partial, Scores
 from glasu.runtime.trained_model import TrainedModel
@@ -135,6 +136,13 @@ def test_the_report_states_epsilon_unit_delta_and_releases():
     assert (spent["releases"], spent["rows"], spent["delta"]) == (2, 24, 1e-5)
     assert "not for a node, an edge or the weights" in spent["unit"]
     assert "differential_privacy" not in once().report.to_dict()["privacy"]
+
+
+def test_the_page_and_the_line_of_a_report_state_it_too():
+    report = once(**NOISY).report
+    said = str(report.privacy.differential_privacy)
+    assert said.startswith("differential privacy of party a: epsilon 6.57 if a row becomes zero, 15.5 if it becomes")
+    assert f"noisy: {said}" in render_report("title", "introduction", {"noisy": report, "plain": once().report})
 
 
 @pytest.mark.parametrize(("target", "kinds"), [(5.0, set()), (12.0, {Partial, Joint})])
