@@ -6,8 +6,8 @@ import enum
 import struct
 from typing import NamedTuple
 
-SERVER = 0xFFFF  # the sender's index in a message of the server to all clients
-TO_ONE = 0x8000  # added to the receiver's index in a message of the server to one client
+SERVER = 0xFFFF  # the sender's index in a message from the server to all clients
+TO_ONE = 0x8000  # added to the receiver's index in a message from the server to one client
 RUN_BYTES = 12
 ATTEMPTS = 2**16  # attempt numbers in keys wrap around here
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
@@ -48,12 +48,12 @@ class Key(NamedTuple):
 
     @property
     def topic(self) -> tuple[bytes, Phase, int, int, int]:
-        """The part that a message and its answer share: run, phase, round, layer and chunk."""
+        """The part of the key that a message and its answer have in common: run, phase, round, layer and chunk."""
         return self.run, self.phase, self.round, self.layer, self.chunk
 
     def at(self, layer: int, chunk: int = 0) -> Key:
         """Return the key for another layer and chunk."""
-        # `_replace` takes three times as long, and every message calls this.
+        # Every message calls this, and `_replace` would take three times as long.
         return Key(self.run, self.phase, self.client, self.round, layer, chunk, self.incarnation, self.attempt)
 
     def about(self) -> bytes:
