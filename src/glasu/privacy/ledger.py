@@ -28,7 +28,7 @@ class Ledger:
         self.totals[place] = releases + 1, all_rows + rows, all_bytes + size
 
     def copy(self) -> Ledger:
-        """Return a ledger that stays as this one is now."""
+        """Return a copy that later releases do not change."""
         return Ledger(self.head, dict(self.totals))
 
     def rows(self) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ A tensor is first perturbed (clip, noise, grid), which changes the client's cont
 `extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
 server combines the payloads, so they change no result. The ledger records every release.
 
-`read` decodes the answers. It belongs here because a decoding can depend on earlier releases and answers of this
-client: a change is relative to a reference (`glasu.privacy.feedback`).
+`read` decodes the answers. It belongs here because decoding can depend on this client's earlier releases and answers: a
+change is relative to a reference (`glasu.privacy.feedback`).
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class Grid:
 class Sent(NamedTuple):
     """A released tensor in its wire encoding."""
 
-    payload: NDArray[Any]  # as it travels
+    payload: NDArray[Any]  # the encoded array, with masks if there are any
     unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
-    reference: Tensor | None = None  # of a change: the values that receivers know after it
+    reference: Tensor | None = None  # for a change: the values that receivers know after it
 
     @property
     def value(self) -> Tensor:
@@ -135,7 +135,7 @@ References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
 def _place(key: Key) -> tuple[str, int]:
-    """Return the place of a reference. Training and evaluation have their own: dropout and rows differ."""
+    """Return the index of a reference. Training and evaluation have separate ones: dropout and rows differ."""
     return key.phase.name, key.layer
 
 
@@ -149,14 +149,14 @@ class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
     encodings: Mapping[Kind, Encoding]
-    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not here has no protection
+    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is missing has no protection
     ledger: Ledger = field(default_factory=Ledger)
     feedback: bool = False  # later releases of the same rows are changes
     references: References = field(default_factory=dict)
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
-        """Return the protection of a kind of tensor. A change is protected like the representation that changes."""
+        """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
 
     @property
@@ -183,9 +183,9 @@ class Release:
         """Release representations, their changes, gradients or scores (kind "probabilities").
 
         Args:
-            kind: of the tensor.
-            value: the values; of a change: the representations after it.
-            key: of the exchange.
+            kind: the kind of tensor.
+            value: the values; for a change, the new representations.
+            key: the key of the exchange.
         """
         encoding, protection = self.encodings[kind], self.protection(kind)
         value, reference = value.detach(), None
@@ -209,15 +209,15 @@ class Release:
         """Return the values of an answer, which the caller has checked.
 
         Args:
-            kind: of the tensor.
-            key: of the exchange.
+            kind: the kind of tensor.
+            key: the key of the exchange.
             payload: all rows.
         """
         decoded = self.encodings[kind].answer.decode(payload)
         if kind == "change":
             changed = apply_change(self.references[_place(key)], decoded, _integers(self.encodings[kind]))
             self.references[_place(key)] = changed
-            return changed.joint.detach()  # an own tensor: a step marks it as a leaf of autograd
+            return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
         if kind == "representation" and self._first is not None:
             integers = _integers(self.encodings["change"])
