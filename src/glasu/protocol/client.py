@@ -21,7 +21,7 @@ from glasu.wire.message_key import RUN_BYTES
 
 
 class Client:
-    """One party in a training."""
+    """One party of a run: its data, model, gate and progress."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class Client:
             names: all parties in client order.
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
-            preparation: of the features, from a model trained earlier; None: as the config says.
-            secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
-                `train.seed`, which is public.
+            preparation: the preparation of the features, from a model trained earlier; None: fit it as the config says.
+            secret: the party's secret. Its first weights, dropout masks, neighbours and rounding derive from it. None:
+                they derive from `train.seed`, which is public.
         """
         seed = config.train.seed
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
         self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # of the present candidate
+        self.config = self.candidates[0]  # the settings of the current candidate
         self.method = method_of(config)
-        run = bytes.fromhex(config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
+        run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
         self.data = NodeData(self.config, party, has_labels=self.has_labels, preparation=preparation)
@@ -64,7 +64,7 @@ class Client:
         self.progress = ClientProgress()
 
     def _make_learner(self) -> Learner:
-        """Build the layers of the present candidate with their first weights."""
+        """Build the layers of the current candidate with their first weights."""
         return Learner(
             self.config,
             self.data,
@@ -79,22 +79,22 @@ class Client:
         """Use the settings of the candidate that the progress names, with their first weights."""
         race = self.progress.race
         self.identity.base = self.progress.base
-        if len(self.candidates) > 1:  # also without a race: a new attempt may start before it
+        if len(self.candidates) > 1:  # even if no race has begun: a new attempt may start before it
             self.config = self.candidates[0 if race is None else race.candidate]
             self.learner = self._make_learner()
 
     @property
     def is_alone(self) -> bool:
-        """Whether no layer aggregates: then this client selects its model and records its losses."""
+        """Whether no layer aggregates. This client then selects its model and records its losses itself."""
         return not self.config.model.aggregation_layers
 
     def place_among(self, present: Sequence[str]) -> None:
-        """Predict with these parties only: they are the clients from now on, in this order."""
+        """Predict with these parties only. From now on they are the clients, in this order."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
         self.learner.aggregation = self.learner.aggregation.among(len(present))
 
     def state(self) -> ClientState:
-        """Return the state for a checkpoint. It does not change any more."""
+        """Return the state for a checkpoint, a copy that later steps do not change."""
         return ClientState(
             config_digest=self.requested.digest(),
             incarnation=self.identity.incarnation,

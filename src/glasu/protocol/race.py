@@ -1,9 +1,9 @@
-"""The race between candidates of `train.preset`: each trains for some rounds, and the validation score decides.
+"""The race of `train.preset`: each candidate, a set of settings, trains for some rounds; the validation score decides.
 
 The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
-more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
-another one is better by more than one standard error, and then it continues. Another winner starts again: its weights
-of the race were not kept. So the winner ends with the weights that its settings give without a race.
+more than one is left, they run one after the other from round 0. The preferred candidate runs last. If no other
+candidate is better by more than one standard error, it wins and continues. Otherwise the winner starts again, because
+its weights from the race were not kept. In both cases the final weights are the same as those of a run without a race.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-FIRST_LAYER, LAST_LAYER = 0, 1  # stand for the layer in the keys of the first and the last message of a race
+FIRST_LAYER, LAST_LAYER = 0, 1  # used as `layer` in the keys of the first and the last message of a race
 
 
 def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Script[None]:
@@ -34,7 +34,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
 
     Args:
         client: the client.
-        train: trains to the last round of the present candidate.
+        train: trains to the last round of the current candidate.
     """
     progress = client.progress
     if len(client.candidates) == 1:
@@ -74,7 +74,8 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
 def choose_winner(server: Server, race: Race) -> int:
     """Return the preferred candidate, unless another one is better by more than one standard error.
 
-    Scores are those of the best evaluation of each candidate. NaN, without validation nodes, keeps the preferred one.
+    Scores are those of the best evaluation of each candidate. Without validation nodes they are NaN, and the preferred
+    candidate wins.
     """
     *others, preferred = race.scores
     challenger = max(range(len(others)), key=lambda each: others[each])
@@ -83,7 +84,10 @@ def choose_winner(server: Server, race: Race) -> int:
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
-    """Train with every candidate, from the present one to the preferred one; a resumed run continues where it was."""
+    """Train with every candidate that has not run yet; the preferred one is last.
+
+    A resumed run continues in the race.
+    """
     progress = role.progress
     while True:
         if progress.round == 0:
@@ -107,7 +111,7 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 
 def _score(role: Client | Server) -> float:
-    """Return the best validation score of the present candidate; NaN at a client, which does not know it."""
+    """Return the best validation score of the current candidate; NaN at a client, because only the server knows it."""
     best = role.progress.selection.best
     return math.nan if best is None else best
 
@@ -117,7 +121,7 @@ def _start_race(order: Sequence[int]) -> Race:
 
 
 def _decide(role: Client | Server, winner: int) -> CandidateStarted:
-    """End the race. A winner that does not run now starts again."""
+    """End the race. Unless the winner is the candidate that ran last, it starts again from round 0."""
     progress = role.progress
     race = progress.race
     assert race is not None

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
     from glasu.protocol.state import Progress
 
-Agreement = TypeVar("Agreement")  # what a role knows about the agreed node sets of a window
+Agreement = TypeVar("Agreement")  # agreed node sets of a window: samples at a client, sizes at the server
 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics.
 
-    A race may come first; it decides the settings that the preset leaves open.
+    A race may come first. It decides the settings that the preset leaves open.
     """
     yield from client_race(client, client_training)
     yield from client_training(client)
@@ -60,7 +60,7 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
 
 def client_training(client: Client) -> Script[None]:
-    """Train to the last round of the present candidate. Without aggregation layers this sends no message."""
+    """Train to the last round of the current candidate. Without aggregation layers this sends no message."""
     progress = client.progress
     if not (client.has_labels or client.config.model.aggregation_layers):  # nothing to learn from
         progress.stopped, progress.best_weights = True, client.learner.weights()
@@ -78,7 +78,7 @@ def client_training(client: Client) -> Script[None]:
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:
-    """Test the selected weights, alone or together as the method says; return the test metrics."""
+    """Test the selected weights, alone or with the other parties, as the method requires; return the test metrics."""
     if not client.method.averages:
         metrics = yield from client_test(client)
         yield Timed(client_subsets(client), "evaluation")
@@ -109,7 +109,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
 
 
 def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
-    """Compute one round: JointInference, then Q local updates. Return the losses; none at a client without labels."""
+    """Compute one round: JointInference, then Q local updates. Return the losses (empty without labels)."""
     with client.watch.measure("sampling"):
         batch = client.learner.gather(sample)
     client.learner.set_learning_rate(sample.round)
@@ -127,8 +127,8 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     if owner_leads(client.config):
         _, gradient = yield from client_gradient(client, batch, joint)
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
-    # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
-    # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
+    # JointInference used the dropout masks of step 0. If the released values are exact, its result is also the forward
+    # pass of step 0. If they are rounded or noisy, step 0 computes a new forward pass with this client's exact part.
     forward = joint if client.release.transparent else None
     update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
     losses = [(yield from update(step, joint=forward))]
@@ -138,7 +138,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 
 
 def client_absent_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
-    """Wait through a round without this client's contribution, and take no step.
+    """Take part in a round from which this client is absent: contribute nothing and take no step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
     """
@@ -165,7 +165,7 @@ def server_script(server: Server) -> Script[None]:
 
 
 def server_training(server: Server) -> Script[None]:
-    """Serve the rounds of the present candidate."""
+    """Serve the rounds of the current candidate."""
     yield from server_warm_start(server)
     if not server.progress.stopped:
         yield from server_training_examples(server)
@@ -219,7 +219,7 @@ def _run_windows(
     sample: Callable[[range], Script[Agreement]],
     compute: Callable[[range, Agreement], Script[None]],
 ) -> Script[None]:
-    """Compute all rounds of a role. The node sets of a window of rounds are agreed during the window before.
+    """Run all rounds of a role. The node sets of each window of rounds are agreed during the window before it.
 
     Args:
         role: the client or the server.

@@ -1,7 +1,7 @@
-"""The place of a role in a run, and its state between two rounds as one value.
+"""The identity of a role in a run, and its state between two rounds.
 
-Randomness is counter-based and needs no state. A new field of `Progress` or `ClientProgress` needs no other change to
-be saved and restored.
+Randomness is counter-based and needs no state. A new field of `Progress` or `ClientProgress` is saved and restored
+without any other change.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NO_OWNER = -1  # the index of the label owner when all clients have the labels
 
 @dataclass
 class Identity:
-    """The place of one role in a run. It names the messages of the role."""
+    """The identity of one role in a run. The keys of its messages derive from it."""
 
     names: tuple[str, ...]  # all parties, in client order
     labels: str  # "all", or the label owner
     index: int  # m, or SERVER
     run: bytes
-    incarnation: int = 0  # number of this process among the starts of this party
+    incarnation: int = 0  # how many times this party's process was started, this start included
     attempt: int = 0
-    base: int = 0  # added to the rounds in keys: the candidates of a race repeat rounds under different keys
+    base: int = 0  # added to the rounds in keys, because the candidates of a race repeat rounds
     owner: int = field(init=False)  # index of the label owner, or NO_OWNER
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Selection:
         return self.best is None or score > self.best or math.isnan(score)
 
     def stops(self, train: TrainConfig) -> bool:
-        """Return whether patience has run out, or the requested score is reached."""
+        """Return whether training stops: no improvement within `patience`, or the target score is reached."""
         reached = self.best is not None and 0 < train.stop_at <= self.best
         return reached or 0 < train.patience <= self.evaluations_since
 
@@ -91,8 +91,8 @@ class Race:
     """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
-    finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
-    scores: tuple[float, ...] = ()  # of the finished candidates, then of the preferred one; only at the server
+    finished: int = 0  # number of candidates that have run and are discarded: the last ones of `order`
+    scores: tuple[float, ...] = ()  # scores of the finished candidates, then of the preferred one; only at the server
     chosen: int | None = None  # position of the winner
 
     @property
@@ -108,34 +108,37 @@ class Race:
 
 @dataclass
 class Progress:
-    """The part of a role that changes from round to round. If there is a server, only it selects and keeps losses."""
+    """The part of a role that changes from round to round.
+
+    With a server, only the server's has losses and selection.
+    """
 
     round: int = 0  # the next round
     selection: Selection = field(default_factory=Selection)
     stopped: bool = False
     losses: tuple[float, ...] = ()  # the mean loss of every round
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
-    race: Race | None = None  # None where the preset leaves nothing to decide
-    base: int = 0  # of `Identity.base`
+    race: Race | None = None  # None if the preset leaves no choice
+    base: int = 0  # the value of `Identity.base`
 
     @property
     def position(self) -> int:
-        """The rounds so far, those of other candidates included. Checkpoints are numbered by it."""
+        """The number of rounds so far, including those of other candidates. It numbers the checkpoints."""
         return self.base + self.round
 
     def end(self, train: TrainConfig) -> int:
-        """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
+        """Return the number of rounds of the current candidate. In a race it is less than `train.num_rounds`."""
         racing = self.race is not None and self.race.chosen is None
         return count_race_rounds(train) if racing else train.num_rounds
 
     def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate, after one that had at most this number of rounds."""
-        # The last evaluation of a candidate has the key of round `num_rounds`, so the next one starts behind it.
+        """Begin with another candidate. The one before had at most this number of rounds."""
+        # The last evaluation of a candidate has the key of round `num_rounds`, so the next candidate starts after it.
         self.base += num_rounds + 1
         self.round, self.selection, self.stopped, self.losses = 0, Selection(), False, ()
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
-        """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
+        """Add a validation score to the selection; return whether the model is the best so far, and whether to stop."""
         improved = self.selection.is_improved_by(score)
         self.selection = self.selection.after(score, self.round)
         self.stopped = self.selection.stops(train)
@@ -146,16 +149,16 @@ class Progress:
 class ClientProgress(Progress):
     """The progress of a client, besides weights, optimiser and ledger."""
 
-    warm_steps: int = 0  # local steps before round 0 that are done
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
-    is_collapsed: bool = False  # the model of the last evaluation predicts the same for all nodes
-    best_is_collapsed: bool = False  # so does the best one on validation
-    alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
+    warm_steps: int = 0  # number of finished warm steps, the local steps before round 0
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights at the best evaluation
+    is_collapsed: bool = False  # whether the last evaluated model predicts the same for all nodes
+    best_is_collapsed: bool = False  # whether the best model on validation nodes does
+    alpha: float | None = None  # if predictions are smoothed: the weight of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate, after one that had at most this number of rounds."""
+        """Begin with another candidate. The one before had at most this number of rounds."""
         super().start_over(num_rounds)
         self.best_weights = {}
 
@@ -170,7 +173,7 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     ledger: Ledger
     progress: ClientProgress
-    references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
+    references: Mapping[tuple[str, int], Reference]  # for representations that are sent as changes
 
 
 @dataclass(frozen=True, eq=False)
