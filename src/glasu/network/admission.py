@@ -1,4 +1,4 @@
-"""The server's side of the handshake: which process of a party may take part."""
+"""The server's side of the handshake: it decides which process of a party may take part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from glasu.network.roster import RestartAttempt
 from glasu.protocol.presence import check_present
 from glasu.records import to_plain
 
-OVER = {  # by purpose: the answer to a process that comes when all others have their results
+OVER = {  # by purpose: the answer to a process that connects after the end
     "training": "this run is finished; --fresh at the server starts another.",
     "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
     "alignment": "this alignment is complete; for another one, start `glasu serve --align` and all parties again.",
@@ -42,7 +42,7 @@ OVER = {  # by purpose: the answer to a process that comes when all others have 
 class Admission:
     """Compares each process of a party with the run, with the server and with the connected parties.
 
-    Without a fence the policy is `collect`: every process with the same purpose is admitted, whatever it states.
+    Without a fence the policy is `collect`: every process with the same purpose is admitted, whatever its facts.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Admission:
         """Admit processes of the roster's parties.
 
         Args:
-            facts: the server's.
+            facts: the facts of the server.
             config: the settings that a welcome offers.
             roster: the parties in client order.
             run: the id of the run.
@@ -66,7 +66,7 @@ class Admission:
         """
         self._facts, self._config, self._roster, self._run = facts, config, tuple(roster), run
         self._fence, self._rounds = fence, rounds
-        self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
+        self._stated: dict[str, Facts] = {}  # facts of the admitted processes, by party
         self.statements: dict[str, StatementPayload] = {}  # by party
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
@@ -83,8 +83,8 @@ class Admission:
                 self._check_rounds(stated)
             elif stated.finished is None:
                 raise RefusalError(Code.RUN_FINISHED, OVER[self._facts.purpose])
-            # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
-            # and two processes of the party would take part in the run.
+            # The decision is durable before the welcome is sent. Otherwise a server that crashed in between could admit
+            # an older process, and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)
         self._stated[party] = stated.facts
         self.statements.pop(party, None)
@@ -99,7 +99,7 @@ class Admission:
         )
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
-        """Check what a party states when it is ready to run, or raise RefusalError; return warnings for the logs."""
+        """Check the statement of a party that is ready to run; return warnings for the logs, or raise RefusalError."""
         stated = read_payload(StatementPayload, statement, f"the statement of party {party!r}")
         lines: Sequence[str] = ()
         if self._fence is not None:
@@ -116,7 +116,7 @@ class Admission:
         """Return the statements of the parties of an attempt, in the same order.
 
         Raises:
-            RestartAttempt: a process came after the session had gathered the parties, and has stated nothing yet.
+            RestartAttempt: a process connected after the session had gathered the parties; its statement is missing.
         """
         statements = dict(self.statements)
         if not statements.keys() >= set(present):
@@ -131,12 +131,12 @@ class Admission:
             self._fence.withdraw(party)
 
     def settle(self) -> None:
-        """Note that an attempt begins with the admitted processes."""
+        """Record that an attempt begins with the admitted processes."""
         if self._fence is not None:
             self._fence.settle()
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return why these parties cannot continue without the others; None if they can."""
+        """Return the reason why these parties cannot continue without the others; None if they can."""
         if self._facts.purpose != "prediction":
             return f"{'An' if self._facts.purpose == 'alignment' else 'A'} {self._facts.purpose} needs all parties."
         try:

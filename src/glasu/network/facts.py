@@ -1,7 +1,7 @@
-"""Facts: what a role states about itself in the handshake, so that the server can compare all roles.
+"""Facts: the statements of a role about itself in the handshake. The server compares those of all roles.
 
 Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
-single id could be guessed. Digests of ids are HMACs where the parties are aligned. Torch is not loaded here.
+single id could be guessed. If the parties are aligned, digests of ids are HMACs. Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Facts:
 
 NOT_ALIGNED = "none"
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}
-EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind", "id_set", "id_order")  # besides the server's facts
+EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind", "id_set", "id_order")  # beyond the server's facts
 ALIGNING_PARTY_STATES = ("id_rules",)
 
 
 def server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
-    load_entry_points()  # now, not when a setting names a choice of theirs: a party says hello before it has settings
+    load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
     found = versions()
     return Facts(
         purpose=purpose,
@@ -82,8 +82,8 @@ def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts
     """Return the facts of a party.
 
     Args:
-        party: its data; None if the data could not be read.
-        purpose: of the session.
+        party: the party's data; None if the data could not be read.
+        purpose: the purpose of the session.
         more: facts that depend on the settings, such as those of `label_facts`.
     """
     torch = versions()["torch"]
@@ -99,7 +99,7 @@ def party_facts(party: PartyData | None, purpose: Purpose, **more: Any) -> Facts
 
 
 def _sign(party: PartyData, purpose: str, digest: str) -> str:
-    """Return an HMAC of a digest under the key of the alignment, which the server lacks; without one, the digest.
+    """Return an HMAC of a digest with the key of the alignment, which the server lacks; the digest if there is no key.
 
     The server could compute the digest of any list of ids that it guesses, but not the HMAC.
     """

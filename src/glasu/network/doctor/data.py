@@ -21,7 +21,7 @@ from glasu.network.party_setup import build_client, check_place, resolve_for_par
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
-SPARE = 16 << 20  # bytes for the report and for rounding by the file system
+SPARE = 16 << 20  # bytes for the report, and because the file system rounds sizes up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
@@ -66,10 +66,10 @@ def check_settings(
         config, party = resolve_for_party(config, party, options.max_memory)
         client = build_client(config, party, offered.index, offered.roster, options.clock)
     except GlasuError as error:
-        said = "its data does not fit the settings; see that party's log"
+        said = "its data does not fit the server's settings; see that party's log"
         return [explain_error("settings", error, options.log, said)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
-    found = [Finding("settings", "good", "its data fits them"), *_check_labels(party)]
+    found = [Finding("settings", "good", "its data fits the server's settings"), *_check_labels(party)]
     return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
 
 

@@ -16,8 +16,8 @@ from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
-DRY_RUN = "dry-run"  # stands for the id of a run
-DISK_BYTES = 64 << 20  # checkpoints of the server hold histories, and the report is small
+DRY_RUN = "dry-run"  # used in place of a run id
+DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it say?")
 
 
@@ -27,7 +27,7 @@ class DryRunServer(ServerPurpose[Diagnosis]):
     goodbye_seconds = 2.0
 
     def __init__(self, options: ServeOptions, own: Sequence[Finding]) -> None:
-        """Add the statements of the parties to the findings at the server so far."""
+        """Start with the findings of the server so far."""
         config, self._facts = config_for_network(options.config, options.kit.roster), server_facts("dry run")
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
