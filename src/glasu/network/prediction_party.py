@@ -156,7 +156,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
-            self.options.log.info("party %r has the labels, so only it receives the predictions.", owner)
+            self.options.log.info("party %r has the labels and receives the predictions; this party none.", owner)
         cost, present = self.telemetry.cost(), client.identity.names
         missing = tuple(name for name in self.roster if name not in present)
         stored = self.model.find_subset(present) if missing else None
