@@ -1,4 +1,4 @@
-"""Simulate a run: all parties in one process, with the scripts, messages and counts of a run between machines."""
+"""Simulate a run: all parties in one process, with the same scripts, messages and counts as between machines."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message, in place of a network
-    secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
+    carry: Carry | None = None  # simulates a network: maps every message to the one that is delivered
+    secrets: Mapping[str, bytes] | None = None  # the parties' secrets by name; None: all draws derive from `train.seed`
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
 
@@ -110,7 +110,8 @@ def train(
         config: the settings.
         convolution: for backbone "custom": (width in, width out) -> a PyG convolution that adds no self loops.
         observer: called with every round and evaluation, perhaps from another thread.
-        workers: clients that compute at the same time; by default one per core. The number changes no bit.
+        workers: number of clients that compute at the same time; by default one per core. It does not change the
+            result.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
         secrets: 32 bytes for each party, by name. First weights, dropout masks, neighbour draws and rounding derive
@@ -173,7 +174,7 @@ def make_clients(
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
-    """Return the secrets in client order; none if none are given. Refuse wrong names and lengths."""
+    """Return the secrets in client order, or None if there are none. Refuse wrong names and lengths."""
     if secrets is None:
         return {}
     names = [party.name for party in parties]
@@ -200,14 +201,14 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Derive the run id from digests of all inputs that determine the messages, so one key has one content."""
+    """Derive the run id from digests of all inputs that determine the messages, so that a key has only one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
 
 
 def _without_test_labels(party: PartyData) -> PartyData:
-    """Hide the test labels, which training does not read, from the run id."""
+    """Remove the test labels, so that the run id does not depend on them. Training does not read them."""
     if party.labels is None or party.splits is None:
         return party
     return replace(party, labels=hide_labels(party.labels, party.splits.test))
@@ -221,13 +222,13 @@ def _open_checkpoints(
     telemetry: Telemetry,
     secrets: Mapping[str, str],
 ) -> Iterator[SimulationCheckpoints | None]:
-    """Bring all roles to the last checkpoint, if there is one, and save them while the block runs.
+    """Restore all roles from the last checkpoint, if there is one, and save them while the block runs.
 
     Args:
-        options: of the simulation.
+        options: the options of the simulation.
         clients: all clients.
-        server: None without a server.
-        telemetry: of the run.
+        server: the server; None if there is none.
+        telemetry: the telemetry of the run.
         secrets: the commitments of the secrets, by party; empty if none are given.
     """
     config = clients[0].requested
@@ -235,7 +236,7 @@ def _open_checkpoints(
         yield None
         return
     data = {client.name: client.party.data_digest() for client in clients}
-    # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
+    # If parties train alone, the server has nothing to save: it receives the first message after the last round.
     serves_rounds = server is not None and bool(config.model.aggregation_layers)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
@@ -269,7 +270,7 @@ def _run_scripts(
             return
         if name is None or server is None or isinstance(action, Collapsed):
             telemetry.observe(action)
-        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
+        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports the rest
             return
         if options.observer is not None:
             if isinstance(action, RoundDone | Evaluated):
@@ -279,9 +280,9 @@ def _run_scripts(
     def run(script: Callable[[Client], Script[Any]]) -> list[Running]:
         return [Running(client.name, script(client), client.watch, partial(perform, client.name)) for client in clients]
 
-    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
+    if alone:  # all parties finish a round before the next one starts, so that checkpoints hold equal rounds
         run_alone(run(client_training), each)
-    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+    elif server is not None and not server.progress.round:  # the same for warm steps, if there are any
         run_alone(run(take_warm_steps), each)
     running = run(client_result if alone else client_script)
     if server is None:

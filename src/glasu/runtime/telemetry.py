@@ -1,4 +1,4 @@
-"""Telemetry of a run: messages and bytes, evaluations and losses, seconds; and the reports of all roles.
+"""Telemetry of a run: messages, bytes, evaluations, losses and seconds. It builds the reports of all roles.
 
 `TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry` adds evaluations and
 seconds, and builds the report. A resumed run restores the state of its checkpoint and adds to it. Torch is not loaded.
@@ -41,8 +41,8 @@ from glasu.report import (
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
-PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party times
-SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
+PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
+SERVER_PARTS = ("waiting", "communication")  # activities of a server between machines
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
 
@@ -56,14 +56,14 @@ class TrafficCounter:
         self._last: tuple[Message, list[tuple[str, int]]] | None = None
 
     def restore(self, traffic: Traffic) -> None:
-        """Continue from earlier figures."""
+        """Continue from earlier counts."""
         self.bytes_to_server, self.bytes_to_clients = traffic.bytes_to_server, traffic.bytes_to_clients
         self.messages, self.exchanges = traffic.messages, traffic.exchanges
         self.by_kind, self.by_phase = Counter(traffic.by_kind), Counter(traffic.by_phase)
         self.exchanges_by_phase = Counter(traffic.exchanges_by_phase)
 
     def snapshot(self) -> Traffic:
-        """Return the figures at this moment."""
+        """Return the counts at this moment."""
         return Traffic(
             bytes_to_server=self.bytes_to_server,
             bytes_to_clients=self.bytes_to_clients,
@@ -88,14 +88,15 @@ class TrafficCounter:
             self.bytes_to_clients += self._count(message, "client")
 
     def exchange(self, key: Key, *, rides: bool = False) -> None:
-        """Count the exchange that an answer completes: everything that a client sends before it waits, and the answers.
+        """Count the exchange that this answer completes.
 
-        The answers to later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the
-        exchange of the main script. Neither is counted again.
+        An exchange consists of the messages that a client sends before it waits, and their answers. The answers to
+        later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
+        main script. Neither is counted again.
 
         Args:
-            key: of the answer.
-            rides: whether it is part of another script's exchange.
+            key: the key of the answer.
+            rides: whether the answer is part of another script's exchange.
         """
         if rides or key.chunk:
             return
@@ -162,20 +163,20 @@ class Telemetry:
         Args:
             clock: returns seconds.
             traffic: a counter that the caller reads during the run.
-            parts: the activities that the stopwatches time.
+            parts: the activities that the stopwatches measure.
             compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
-        # All three follow the last checkpoint, so they are never saved.
+        # These three are computed after the last checkpoint, so they are never saved.
         self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
         self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
         self._watches = [self.watch]
-        self._before = Seconds()  # of earlier processes
+        self._before = Seconds()  # seconds of earlier processes
         self._parts = tuple(parts)
-        # Both count from the start of this process; `_start` has the readings of that time.
+        # Both clocks run since the start of this process; `_start` has their readings at that time.
         self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
         self._start = {name: read() for name, read in self._clocks.items()}
 
@@ -190,7 +191,7 @@ class Telemetry:
         elif isinstance(event, CandidateStarted):
             log.info("%s; %.1f MB sent so far.", event, self.traffic.total_bytes / 1e6)
             if event.restarts:
-                self.evaluations.clear()  # they belong to another candidate
+                self.evaluations.clear()  # the evaluations so far belong to another candidate
         elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
             self.warnings.append(f"{event}.")
             log.warning("%s.", event)
@@ -229,7 +230,7 @@ class Telemetry:
         self._before = cost.seconds
 
     def rewind(self, state: TelemetryState) -> None:
-        """Return to the evaluations of a state, because later rounds are repeated. Keep their cost."""
+        """Restore the evaluations of a state, because later rounds are repeated. Keep the cost of these rounds."""
         self.evaluations = list(state.evaluations)
 
     def build_report(
@@ -250,17 +251,17 @@ class Telemetry:
         """Build the report of a simulation or of a server.
 
         Args:
-            config: the settings, as they ran.
+            config: the settings with which the run trained.
             losses: the losses of every round: at the server, or at each party that trained alone.
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
-            race: the choice of the preset; None if it left nothing to decide.
+            race: the choice of the preset; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
-            per_client: report the first metric of every party.
-            ledgers: by party; None: a server has none.
-            secrets: the source of private draws; None: a server does not know it.
-            notes: about the data.
+            per_client: whether to report the first metric of every party.
+            ledgers: the ledgers by party; None at a server.
+            secrets: the source of private draws; None at a server, which does not know it.
+            notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
         by_party = [[entry for entry in self.evaluations if entry.event.party == name] for name in names]
@@ -320,11 +321,11 @@ class Telemetry:
         """Build the report of one party of a run between machines.
 
         Args:
-            config: the settings, as they ran.
-            identity: of the party.
-            metrics: on the test split; empty at a party without labels.
+            config: the settings with which the run trained.
+            identity: the identity of the party.
+            metrics: the metrics on the test split; empty at a party without labels.
             weights_sha256: the digest of its selected weights.
-            ledger: its releases.
+            ledger: the ledger of its releases.
             prepared: the preparation of its features.
         """
         cost, party = self.cost(), identity.names[identity.index]
@@ -344,7 +345,7 @@ class Telemetry:
 
 
 def summarize_race(server: Server) -> RaceSummary | None:
-    """Return the candidates of a race, their scores and the choice; None if there was nothing to decide."""
+    """Return the candidates of a race, their scores and the choice; None if there was only one candidate."""
     race = server.progress.race
     if race is None:
         return None
@@ -358,12 +359,12 @@ def summarize_race(server: Server) -> RaceSummary | None:
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
-    """Return the scores of the selected model; where every party selects its own, the mean."""
+    """Return the scores of the selected model. If every party selects its own model, return the mean."""
     found = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         found.append([event for event in events if split == "test" or event.improved][-1])
-    combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
+    combined = found[0].per_client  # set for a combined prediction; every party has selected its own round
     own = tuple(next(iter(event.metrics.values())) for event in found) if per_client else combined
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
@@ -378,7 +379,7 @@ def _first_metric(event: Propagated | None, split: str) -> float | None:
 def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntry, ...]:
     """Return one entry per evaluated round.
 
-    Where parties train alone, an entry is the mean. A party that has stopped keeps its last figures.
+    If parties train alone, an entry is their mean. A party that has stopped counts with its last values.
     """
     validated = [[entry for entry in own if entry.event.split == "validation"] for own in by_party]
     entries = []
