@@ -28,7 +28,7 @@ Positive = Annotated[float, Bounds(0, ends="(]")]
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
-SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
+SMALL_GRAPH = 30_000  # greatest number of nodes for which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
 
@@ -51,9 +51,9 @@ class DataConfig(Checked):
     num_clients: Count = 3  # M
     edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
     partition: Annotated[str, Choice("partition")] = "features"
-    # of a symmetric Dirichlet distribution, from which "importance" draws shares of columns and "edges" shares of edges
+    # Dirichlet parameter: "importance" draws the parties' shares of columns with it, and "edges" those of edges
     concentration: Annotated[float, Bounds(0.001, 1_000_000, "small values give unequal shares")] = 1.0
-    # "correlation": the share of columns that are dealt to all clients, apart from those they are correlated with
+    # for "correlation": the share of columns that are distributed over all clients, away from correlated columns
     correlation: Annotated[float, Bounds(0, 1)] = 0.5
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
@@ -98,7 +98,7 @@ class ModelConfig(Checked):
     alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: the share of the initial representation
     theta: Positive = 0.5  # gcnii: the paper's lambda
     heads: Count = 4  # gat
-    residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
+    residual: bool = False  # whether every layer adds its input at the same rows, times a separate weight matrix
 
     def _check(self) -> None:
         layers, last = self.aggregation_layers, self.num_layers - 1
@@ -127,11 +127,11 @@ class TrainConfig(Checked):
     fanout: Count = 3
     max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
     backward: Literal["local", "joint"] = "local"
-    warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
+    warm_start: Natural = 0  # number of steps that every party takes alone before round 0, without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # of the loss
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # class weights of the loss
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: Positive = 0.005
     weight_decay: Annotated[float, Bounds(0)] = 0.001
@@ -175,9 +175,9 @@ class WireConfig(Checked):
     """The encoding and size of tensor messages."""
 
     section = "wire"
-    precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
+    precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send float64, for exact checks
     chunk_rows: Count = 4096  # rows per message; affects the memory of the server, not the result
-    feedback: bool = False  # representations of rows that travel again are sent as their change, in `feedback_bits`
+    feedback: bool = False  # whether rows that are sent repeatedly are sent as changes, in `feedback_bits` bits
     feedback_bits: Annotated[int, Bounds(2, 32)] = 4
 
     def _check(self) -> None:
@@ -244,7 +244,7 @@ class RunConfig:
             self._check_feedback()
 
     def _check_feedback(self) -> None:
-        """Refuse error feedback where rows change from round to round, or where changes do not add up."""
+        """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
         train, named = self.train, "wire.feedback=true"
         whole = train.sampler == "auto" or reads_whole_graph(train.sampler)
         if not whole or train.batch_size not in ("auto", 0):
@@ -285,7 +285,8 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as given."""
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as set by the
+        user."""
         parts = {}
         for name, keys in changes.items():
             part = getattr(self, name)
@@ -296,7 +297,8 @@ class RunConfig:
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: leave out the keys that were not set. A preset may choose them, so a copy of the config needs this.
+            given: leave out the keys that were not set. A copy of the config needs this, because a preset may choose
+                them.
         """
         found: dict[str, dict[str, Any]] = {}
         for item in dataclasses.fields(self):
@@ -344,7 +346,7 @@ class RunConfig:
         """Return a copy with `section.key=value` overrides; relative paths are relative to the working folder.
 
         Args:
-            overrides: as for --set.
+            overrides: texts like the arguments of --set.
             sections: the sections that may be changed.
         """
         changed: dict[str, Any] = {}
@@ -369,7 +371,7 @@ class RunConfig:
         """Return the SHA-256 of the settings, in hexadecimal. The location of the data is not included."""
         return self._digest
 
-    @functools.cached_property  # every checkpoint holds it
+    @functools.cached_property  # computed once, because every checkpoint holds it
     def _digest(self) -> str:
         settings: dict[str, Any] = self.to_dict()
         for key in WHERE:
@@ -382,8 +384,8 @@ class RunConfig:
     def flatten(self) -> dict[str, Any]:
         """Return the settings that the digest covers, one entry each: {"train.seed": 0}.
 
-        Keys that the preset decides have their defaults here. They are listed in one more entry, so that two configs of
-        which only one sets such a key differ.
+        Keys that the preset decides have their defaults here, and one more entry lists them. So a config that sets such
+        a key to its default differs from one that does not set it.
         """
         found = self._flatten()
         left_open = list_open_keys(list_candidates(self))
@@ -461,7 +463,7 @@ def _resolve_path(file: Path, path: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all."""
+    """Return the end of an error about an unknown name: the most similar known name, or all names."""
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
 
@@ -486,16 +488,16 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    A preset that leaves nothing to decide is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+    If the preset has only one candidate, it is applied, too. Otherwise a race decides (`glasu.protocol.race`).
 
     Returns:
-        The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
+        The resolved settings, and the settings that were replaced because the sampler reads the whole graph:
         {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
     candidates = list_candidates(config)
     config = candidates[0] if len(candidates) == 1 else config
     train = config.train
-    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
+    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler that samples
     large_batch = min(512, train.max_nodes or 512)
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
