@@ -285,8 +285,7 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as set by the
-        user."""
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. These keys count as set by the user."""
         parts = {}
         for name, keys in changes.items():
             part = getattr(self, name)
