@@ -36,7 +36,7 @@ def add_extensions(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="extensions",
         metavar="MODULE",
-        help="Python module that registers choices of yours, such as a sampler; may be given several times",
+        help="Python module that registers your own choices, such as a sampler; may be given several times",
     )
 
 
@@ -125,7 +125,7 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 
 
 def parse_path(text: str) -> Path:
-    """Parse a path. Refuse an empty one: an unset shell variable must not mean the working folder."""
+    """Parse a path. Refuse an empty path, because an unset shell variable must not mean the working folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)

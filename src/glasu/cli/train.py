@@ -2,8 +2,9 @@
 
 It writes report.json (metrics, traffic, time, releases) and model/ (the selected weights) to the output folder. During
 the training the folder also holds checkpoints: the same command resumes from them. They are removed at the end. A
-finished run with other settings is replaced only with --fresh. With --baselines it also trains the parties alone, and
-compares the result with theirs, with averaged predictions, and with averages that are smoothed over the edges.
+finished run with other settings is replaced only with --fresh. With --baselines it also trains each party alone. It
+then compares the result with the parties alone, with the average of their predictions, and with this average smoothed
+over the edges.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         loaded = load_data(config)
         about = (describe_size(loaded.statistics, config.data.name), *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
-            if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one
+            if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
                 remove_finished_run(out)
                 remove_model(out / "model")
             with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
