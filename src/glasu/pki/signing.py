@@ -2,7 +2,7 @@
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
 KITS/server/    the server's kit, with its key, made here
-KITS/<party>/   what goes back to the party: ca.pem, certificate.pem, kit.toml; nothing in it is secret
+KITS/<party>/   files to return to the party: ca.pem, certificate.pem, kit.toml; none of them is secret
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignedParty:
     """A certificate that the CA made for the key of a party."""
 
     name: str
-    folder: Path  # to be sent to the party
+    folder: Path  # the folder to send to the party
     expires: datetime
     key_fingerprint: str
 
@@ -48,11 +48,11 @@ def sign_requests(
     earlier certificate is revoked or has expired.
 
     Args:
-        out: the folder of the CA. If it holds none, a CA and the kit of the server are made there first.
+        out: the folder of the CA. If it has no CA, a CA and the kit of the server are made there first.
         requests: files that `glasu provision request` made.
         hosts: the DNS names and IP addresses of the server; only for a new CA.
         days: validity of the certificates.
-        now: the present by default.
+        now: the current time by default.
     """
     now = truncate_to_seconds(now)
     found = [read_request(path) for path in requests]
