@@ -245,7 +245,7 @@ class PrivacySummary(JsonRecord):
     def of(
         cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None, secrets: SecretSource | None = None
     ) -> PrivacySummary:
-        """Summarise settings, ledgers by party, and the source of private draws. A server has no ledgers and no source."""
+        """Summarise settings, ledgers by party, and the source of private draws. A server has only settings."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         return cls(config.privacy.secure_aggregation, secrets, found)
 
