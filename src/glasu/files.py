@@ -138,7 +138,7 @@ def name_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """Lock a folder for this process. The system releases the lock when the process ends, also after kill -9.
+    """Lock a folder for this process. The system releases the lock when the process ends, even after kill -9.
 
     If nothing was written to the folder, the lock file is removed too.
 

@@ -99,7 +99,7 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
-        help=f"{where}replacement for missing feature values (refuse)",
+        help=f"{where}treatment of missing feature values (refuse)",
     )
     parser.add_argument(
         "--max-memory",

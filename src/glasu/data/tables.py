@@ -102,7 +102,7 @@ class Table:
         Args:
             name: the name of the column.
             kind: "integer", "string", or None: integers if all ids look like integers.
-            why: the reason for "integer"; the error quotes it.
+            why: the reason why `kind` is "integer"; the error quotes it.
         """
         column = self.column(name)
         if pa.types.is_dictionary(column.type):
@@ -142,7 +142,7 @@ class Table:
         Args:
             name: the name of the column.
             ids: all ids, as a pyarrow array.
-            why: the reason for integers, see `Table.ids`.
+            why: the reason why ids must be integers; the error quotes it.
             rule: the error text for an id that is not in the list.
         """
         kind = "integer" if pa.types.is_integer(ids.type) else "string"

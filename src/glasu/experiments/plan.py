@@ -63,7 +63,7 @@ DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
 }
 TABLE_NAMES = tuple(DATASETS)
 PAPER_TABLES = tuple(name for name in TABLE_NAMES if name != "partitions")
-QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # with --quick: data sets of a table, if fewer
+QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # tables with fewer data sets if --quick is set
 
 
 @functools.cache

@@ -87,7 +87,7 @@ class StoredResult:
 
     digest: str  # digest of the settings
     epoch: int
-    config: Mapping[str, Any]  # for readers; without paths of this machine
+    config: Mapping[str, Any]  # the settings, for people who read the file; without paths of this machine
     result: RunResult
 
 

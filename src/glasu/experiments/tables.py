@@ -269,7 +269,7 @@ def _partitions(cells: Cells) -> TextTable:
         "Test scores in per cent, mean over the seeds: the accuracy, or for two classes (minesweeper, tolokers) 100 "
         f"times the area under the ROC curve. In brackets: the score of {COMPARED} minus this score, the mean over the "
         "seeds that both have and its 90 % interval (paired, Student's t). alone: the best party on validation, by its "
-        "model or by label propagation; where one party has the labels, this party. labels: all parties, or this one. "
+        "model or by label propagation; if one party has the labels, this party. labels: all parties, or this one. "
         f"MB: bytes of {COMPARED}, evaluations included. A dash: not run, or failed."
     )
     if impossible:

@@ -20,7 +20,7 @@ from glasu.randomness import draw_distinct, draw_smallest, split_key
 NodeSet = NDArray[np.int64]
 NodeLabels = NDArray[np.int32]  # scratch array of one client: one number per node, -1 between calls; see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
-NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # for `kernels.fill_block`
+NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # codes of `fill_block`
 DENSE_SHARE = 0.12  # above this share of non-zero entries a dense product is faster, measured at 4,057 nodes
 DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 NO_WEIGHTS: NDArray[np.float64] = np.empty(0)

@@ -57,7 +57,7 @@ RULES = (
         "the parties are not aligned with each other: run glasu align at every party, or remove alignment.parquet at "
         "every party",
     ),
-    Rule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
+    Rule("ids", ("id_kind",), "write the ids in the same form everywhere, or set id_type in party.toml"),
     Rule(
         "ids",
         ("nodes", "id_set"),

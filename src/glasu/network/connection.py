@@ -58,7 +58,7 @@ class Inbound:
     def begin_line(self) -> None:
         self.welcome: control.Welcome | None = None
         self.ended: Disconnection | None = None  # why the current line ended
-        self.heard = self.served = self._clock()  # times of the last frame, and of the last frame but signs of life
+        self.heard = self.served = self._clock()  # times of the last frame, and of the last frame except heartbeats
 
 
 class Connection:
@@ -263,6 +263,6 @@ class Connection:
         elif welcome.server == self.channel.process:
             self.channel.outbox.rewind(welcome.received)
         else:
-            raise ProtocolError("the server continues a conversation that this party does not know.")
+            raise ProtocolError("the server resumes a session that this party does not know.")
         stream.attach(self.channel)
         self._inbound.welcome = welcome

@@ -1,8 +1,8 @@
 """The interface between a session and its role: the agreement of a party and the server before the first message.
 
 A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads travel as
-JSON objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
+alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON
+objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError

@@ -23,7 +23,7 @@ class ServingRecord:
     """serving.json, predicting.json and aligning.json: the run of a server."""
 
     run: str | None = None
-    digest: str | None = None  # of the settings
+    digest: str | None = None  # digest of the settings
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0
@@ -40,7 +40,7 @@ class JoiningRecord:
     starts: tuple[str, ...] = ()  # names of the last processes, the current one last
     met: tuple[str, ...] = ()  # names of processes that a server has welcomed
     run: str | None = None
-    digest: str | None = None  # of the settings
+    digest: str | None = None  # digest of the settings
     data: str | None = None  # digest of the party's data
     secret: str | None = None  # commitment of the party's secret, see `Secret.commitment`
     finished: ResultPayload | None = None  # set once its results are written

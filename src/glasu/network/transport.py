@@ -32,7 +32,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc  # noqa: E402 - grpc reads both variables when it is imported
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
-ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
+ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accepted stream
 # A flood of connections takes every free place immediately. PLACES / HANDSHAKE_WITHIN places become free per second. A
 # party's attempt gets one with a probability of that rate divided by the rate of the flood. Each place costs up to 50
 # KB of memory.
@@ -44,7 +44,7 @@ METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
 CODE_KEY = "glasu-code"  # key in the trailing metadata; its value is the reason why a party is not served
 OPTIONS = [
-    ("grpc.keepalive_time_ms", 5_000),  # off by default, so that a dead peer is not noticed for hours
+    ("grpc.keepalive_time_ms", 5_000),  # off by default; a dead peer would then go unnoticed for hours
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -137,7 +137,7 @@ class _Guest:
     stream: FrameStream
     since: float = field(default_factory=time.monotonic)
     closed: float | None = None  # time at which it was found to be closed
-    signed: float = field(default_factory=time.monotonic)  # when the last sign of life was sent
+    signed: float = field(default_factory=time.monotonic)  # when the last heartbeat was sent
 
     @property
     def is_unheard(self) -> bool:
@@ -259,7 +259,7 @@ class Listener(AbstractContextManager["Listener"]):
                 self._check(guest, time.monotonic())
 
     def _check(self, guest: _Guest, now: float) -> None:
-        """Close a stream without a hello, cancel one whose peer does not disconnect, and send keep-alives on the rest.
+        """Close a stream without a hello, cancel one whose peer does not disconnect, and send heartbeats on the rest.
 
         gRPC's pings detect a frozen server too late: its kernel still acknowledges data. A ping timeout of a few
         seconds would break slow connections, on which a ping waits behind data.
@@ -357,7 +357,7 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
 AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` finds more
-VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # of `probe`: gRPC's text says more
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` finds these, gRPC's text says more
 
 
 def read_status(error: Any) -> Disconnection:

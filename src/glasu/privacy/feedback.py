@@ -1,7 +1,7 @@
 """Error feedback: rows that are sent repeatedly are sent as their change since the last release, in a few bits.
 
-Client m keeps the reference R_m: its rows as its peers have decoded them so far. It sends integers n_m, the server adds
-them, and every client moves its copy of the mean of all references by the same amount:
+Client m keeps the reference R_m: the values of its rows that its peers have decoded so far. It sends integers n_m, the
+server adds them, and every client moves its copy of the mean of all references by the same amount:
 
     n_m = round((H_m^+[l] - R_m) / step), clamped;    R_m += step n_m;    H[l+1] += step (n_1 + ... + n_M) / M
 
@@ -37,7 +37,7 @@ FINEST = 2.0**-4  # the smallest step of a column, relative to the largest of it
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The rows of one layer in one phase, as all readers know them."""
+    """The values of one layer's rows that all readers know, in one phase."""
 
     own: Tensor  # R_m
     joint: Tensor  # H[l+1]: the mean of R_1, ..., R_M

@@ -2,7 +2,7 @@
 
 Elliptic-curve Diffie-Hellman set intersection in a ring of M parties; the server passes messages on and compares.
 
-    party m     blinds its ids, sorts the points by their bytes and sends them; only it knows which point is which id
+    party m     blinds its ids, sorts the points by their bytes and sends them; only party m can match points and ids
     M - 1 times every party blinds the set that it receives from the party before it, keeps its order and sends it on
     server      receives M sets that all parties have blinded; equal ids are equal points. The common points, sorted by
                 their bytes, are the common order. Every party receives the rows of these points in the set that it

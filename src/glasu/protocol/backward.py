@@ -71,7 +71,7 @@ def client_joint_round(
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
     for _ in later_steps:
-        step = client.learner.step(batch, 0)  # C_m[l] belongs to the dropout masks of step 0
+        step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
         loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
         losses.append(loss)
     return losses if client.has_labels else []

@@ -33,7 +33,7 @@ def client_inference(
         client: the client.
         step: the client's layers, at step 0.
         key: phase and round.
-        upcoming: the sample of the next round, if it is known; it is gathered while answers travel.
+        upcoming: the sample of the next round, if it is known; it is gathered while the client waits for answers.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.

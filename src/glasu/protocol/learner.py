@@ -196,7 +196,7 @@ class Learner:
     def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
         """Gather blocks, features and labels of a sample; a repeated call for the same sample costs nothing.
 
-        A client calls it for the next round while the server's answer travels.
+        A client calls it for the next round while it waits for the server's answer.
         """
         if self._gathered is None or self._gathered[0] is not sample:
             blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
