@@ -87,8 +87,9 @@ class ClientSession:
     def send(self, message: Message) -> None:
         """Send a message; wait while the window is full.
 
-        If the inbound queue is full as well, it does not wait, because both sides would wait for each other: the server
-        for this party to read, which happens only in `receive`. The message then stays in this party's memory.
+        It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
+        read, and only `receive` reads. So both sides would wait for each other. The message then stays in this party's
+        memory.
         """
         connection, content = self.connection, encode(message)
         renewed = connection.wait_until(

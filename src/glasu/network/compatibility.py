@@ -29,7 +29,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 class Rule:
     """Facts that must be equal for every role that states them."""
 
-    check: str  # rules of one check have an order: a role that breaks one usually breaks the later ones
+    check: str  # name of the check; its rules are ordered, because breaking one often breaks later ones
     facts: tuple[str, ...]
     remedy: str = ""
     level: Level = "bad"  # the level of a difference
@@ -246,7 +246,7 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
             f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(roster)}."
         )
     if config.data.num_clients != type(config.data).num_clients:  # not the default
-        refuse_other_count(config.data.num_clients, len(roster), "the parties of the server's kit number")
+        refuse_other_count(config.data.num_clients, len(roster), "the number of parties in the server's kit is")
     config, _ = override_settings(config)
     return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
 

@@ -87,7 +87,7 @@ def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[Part
             f"{len(data)} parties already; remove data.partition."
         )
     if not method.one_party and settings.num_clients != type(settings).num_clients:
-        refuse_other_count(settings.num_clients, len(data), f"the parties of {where} number")
+        refuse_other_count(settings.num_clients, len(data), f"the number of parties in {where} is")
     return method.prepare(data)
 
 
