@@ -176,8 +176,7 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def set_aside(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error of the script, if the policy is to wait for it; else return
-        False.
+        """Drop the party whose message caused an error, if the policy is to wait for it; else return False.
 
         If it returns True, the caller must gather the parties again.
         """
@@ -190,8 +189,7 @@ class ServerSession:
         return True
 
     def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
-        """Send the goodbye of a complete run to every party; wait for all to disconnect, and for absent ones to
-        connect.
+        """Send the goodbye to every party; wait for all to disconnect, and for absent ones to connect.
 
         Args:
             seconds: how long to wait.

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 def client_joint_round(
     client: Client, batch: Batch, upcoming: Sample | None, aggregation: Aggregation
 ) -> Script[list[float]]:
-    """Client column: JointInference, the backward pass with an exchange at each aggregation layer, then all local
-    steps.
+    """Client column: JointInference, a backward pass with an exchange per aggregation layer, then all local steps.
 
     Args:
         client: the client.

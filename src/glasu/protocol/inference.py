@@ -1,4 +1,7 @@
-"""Algorithm 3: JointInference, client and server columns side by side."""
+"""Algorithm 3: JointInference, client and server columns side by side.
+
+`client_round` in `rounds.py` calls Extract on the result. `label_owner.py` adds the last lines of Algorithm 6.
+"""
 
 from __future__ import annotations
 

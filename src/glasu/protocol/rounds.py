@@ -1,4 +1,7 @@
-"""Algorithm 1: the rounds of a training, client and server."""
+"""Algorithm 1: the rounds of a training, client and server.
+
+`client_round` is one round t of a client. The functions around it agree on node sets, evaluate and save.
+"""
 
 from __future__ import annotations
 

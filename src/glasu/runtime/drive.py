@@ -82,7 +82,7 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
 
     The rider's messages go first in both directions. A client starts an exchange with its first Send after a Receive
     and completes it with a Receive of chunk 0. The server starts one with its first Receive of chunk 0 after an answer.
-    Both roles follow the same rule, so their messages meet in order.
+    Both roles follow the same rule, so messages arrive in the expected order.
     """
     action, riding = advance(main), advance(rider)
     joined = False  # the rider has joined the current exchange
