@@ -39,8 +39,8 @@ RULES = (
     Rule(
         "purpose",
         ("purpose",),
-        "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all without "
-        "--predict; or glasu serve --align and glasu align",
+        "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
+        "without --predict; or glasu serve --align and glasu align",
     ),
     Rule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     Rule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),

@@ -116,7 +116,7 @@ class RoleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(RoleOptions):
-    """Options of a server, for every purpose. The roster of the kit lists the parties."""
+    """Options of a server with any purpose. The roster of the kit lists the parties."""
 
     config: RunConfig
     listen: str  # host:port

@@ -139,7 +139,7 @@ def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
-    """Return descriptions of the results in a folder, each with the role that may continue there."""
+    """List the results in a folder: for each result a description, and the role that may continue there."""
     found: list[tuple[Writer | None, str]] = []
     if (out / PARTY).is_file():
         found.append((None, f"a party's data ({PARTY})"))
