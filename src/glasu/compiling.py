@@ -1,7 +1,7 @@
 """Compile loops with numba. A loop is compiled at its first call and cached on disk.
 
-The first run on a machine compiles for some seconds and logs one line about it. `compile_seconds` and `read_clock` keep
-this time apart from the time of the method that runs first.
+The first run on a machine compiles for some seconds and logs one line about it. `read_clock` and `compile_seconds`
+exclude this time from the measured time of a run and report it separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glasu.timing import PausableClock
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 LOGGER = logging.getLogger("glasu.model")
-read_clock = PausableClock()  # it stops while this process compiles GLASU's loops
+read_clock = PausableClock()  # stops while this process compiles GLASU's loops
 compile_seconds = read_clock.paused_seconds  # 0 if all loops are cached
 
 
@@ -40,7 +40,7 @@ class _CompileListener(event.Listener):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.caches = True
-        self._depth = 0  # a function that calls others compiles them too; numba's lock admits one thread at a time
+        self._depth = 0  # compiling a function also compiles those that it calls; numba locks out other threads
         self._announced = False
 
     def on_start(self, found: Any) -> None:

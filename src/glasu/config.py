@@ -68,9 +68,9 @@ class DataConfig(Checked):
     num_clients: Count = 3  # M
     edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
     partition: Annotated[str, Choice("partition")] = "features"
-    # of a symmetric Dirichlet distribution, from which "importance" draws shares of columns and "edges" shares of edges
+    # Dirichlet parameter: "importance" draws the parties' shares of columns with it, and "edges" those of edges
     concentration: Annotated[float, Bounds(0.001, 1_000_000, "small values give unequal shares")] = 1.0
-    # "correlation": the share of columns that are dealt to all clients, apart from those they are correlated with
+    # for "correlation": the share of columns that are distributed over all clients, away from correlated columns
     correlation: Annotated[float, Bounds(0, 1)] = 0.5
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
@@ -156,7 +156,7 @@ class TrainConfig(Checked):
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # of the loss
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # class weights of the loss
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: Positive = 0.005
     weight_decay: Annotated[float, Bounds(0)] = 0.001
@@ -200,9 +200,9 @@ class WireConfig(Checked):
     """The encoding and size of tensor messages."""
 
     section = "wire"
-    precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send in double, for exact checks
+    precision: Annotated[str, Choice("encoding")] = "fp32"  # fp64: compute and send float64, for exact checks
     chunk_rows: Count = 4096  # rows per message; affects the memory of the server, not the result
-    feedback: bool = False  # representations of rows that travel again are sent as their change, in `feedback_bits`
+    feedback: bool = False  # whether rows that are sent repeatedly are sent as changes, in `feedback_bits` bits
     feedback_bits: Annotated[int, Bounds(2, 32)] = 4
 
     def _check(self) -> None:
@@ -399,7 +399,7 @@ class RunConfig:
             object.__setattr__(self, section, type(part)(**{**given, **keys}))
 
     def _check_feedback(self) -> None:
-        """Refuse error feedback where rows change from round to round, or where changes do not add up."""
+        """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
         train, named = self.train, "wire.feedback=true"
         whole = train.sampler == "auto" or reads_whole_graph(train.sampler)
         if not whole or train.batch_size not in ("auto", 0):
@@ -485,7 +485,7 @@ class RunConfig:
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
-        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. The changed keys count as given."""
+        """Return a copy with changed keys: `config.replace(train={"seed": 1})`. These keys count as set by the user."""
         parts = {}
         for name, keys in changes.items():
             part = getattr(self, name)
@@ -496,7 +496,8 @@ class RunConfig:
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: leave out the keys that were not set. A preset may choose them, so a copy of the config needs this.
+            given: leave out the keys that were not set. A copy of the config needs this, because a preset may choose
+                them.
         """
         found: dict[str, dict[str, Any]] = {}
         for item in dataclasses.fields(self):
@@ -544,7 +545,7 @@ class RunConfig:
         """Return a copy with `section.key=value` overrides; relative paths are relative to the working folder.
 
         Args:
-            overrides: as for --set.
+            overrides: texts like the arguments of --set.
             sections: the sections that may be changed.
         """
         changed: dict[str, Any] = {}
@@ -569,7 +570,7 @@ class RunConfig:
         """Return the SHA-256 of the settings, in hexadecimal. The location of the data is not included."""
         return self._digest
 
-    @functools.cached_property  # every checkpoint holds it
+    @functools.cached_property  # computed once, because every checkpoint holds it
     def _digest(self) -> str:
         settings: dict[str, Any] = self.to_dict()
         for key in WHERE:
@@ -582,8 +583,8 @@ class RunConfig:
     def flatten(self) -> dict[str, Any]:
         """Return the settings that the digest covers, one entry each: {"train.seed": 0}.
 
-        Keys that the preset decides have their defaults here. They are listed in one more entry, so that two configs of
-        which only one sets such a key differ.
+        Keys that the preset decides have their defaults here, and one more entry lists them. So a config that sets such
+        a key to its default differs from one that does not set it.
         """
         found = self._flatten()
         left_open = list_open_keys(list_candidates(self))
@@ -670,7 +671,7 @@ def _resolve_path(file: Path, path: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all."""
+    """Return the end of an error about an unknown name: the most similar known name, or all names."""
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
 
@@ -695,16 +696,16 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    A preset that leaves nothing to decide is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+    If the preset has only one candidate, it is applied, too. Otherwise a race decides (`glasu.protocol.race`).
 
     Returns:
-        The resolved settings, and the ones that were replaced because the sampler reads the whole graph:
+        The resolved settings, and the settings that were replaced because the sampler reads the whole graph:
         {"train.sampled_evaluation": {"requested": True, "used": False}}.
     """
     candidates = list_candidates(config)
     config = candidates[0] if len(candidates) == 1 else config
     train = config.train
-    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler
+    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler that samples
     large_batch = min(512, train.max_nodes or 512)
     sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size

@@ -10,7 +10,7 @@ class GlasuError(Exception):
     In a network run, the other roles receive `code` and `public_message` and nothing else about the error.
     """
 
-    code = "error"  # for programs; an instance may have a more precise one
+    code = "error"  # a code for programs; an instance may have a more precise one
     exit_code = 2
     public_default = ""  # sent in place of a message that may contain ids, values or paths of one party
 
@@ -18,16 +18,16 @@ class GlasuError(Exception):
         """Store the messages.
 
         Args:
-            message: for the user of this role.
-            public: for all roles; by default `public_default`, or else the message.
+            message: the message for the user of this role.
+            public: the message for all other roles; by default `public_default`, or else the message.
             party: the party whose message caused the error, if a message did.
-            code: for programs; by default that of the class.
+            code: the code for programs; by default that of the class.
         """
         super().__init__(message)
         self._public, self.party, self.code = public, party, code or self.code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without a call of `__init__`, whose arguments differ between the errors."""
+        """Pickle without a call of `__init__`, because its arguments differ between the classes."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
@@ -96,7 +96,10 @@ class AbsenceError(TransportError):
 
 
 def get_public_message(error: BaseException) -> str:
-    """Return the part of an error that other roles may see: for other libraries' errors, the type and the OS error."""
+    """Return the part of an error that other roles may see.
+
+    For errors of other libraries: the type and the OS error.
+    """
     if isinstance(error, GlasuError):
         return error.public_message
     system = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""

@@ -20,7 +20,7 @@ T = TypeVar("T")
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # limit of the process, of the system; both errors are temporary
 DESCRIPTORS_WITHIN = 10.0  # seconds
 MANY_DESCRIPTORS = 1 << 16
-M_ARENA_MAX = -8  # of malloc.h
+M_ARENA_MAX = -8  # a constant of malloc.h
 
 
 def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPTORS_WITHIN) -> T:
@@ -58,10 +58,10 @@ def read_descriptor_limit() -> int:
 
 
 def share_one_heap() -> None:
-    """Let all threads allocate from one heap, where the C library is glibc; other libraries have no such setting.
+    """Make all threads allocate from one heap. Only glibc has this setting; with other libraries nothing changes.
 
-    glibc gives each thread a heap, and a freed block stays in the heap that it came from. So a server under a flood of
-    connections, which several threads of gRPC accept, would use three times the memory.
+    By default, glibc gives each thread a separate heap, and a freed block stays in its heap. Several threads of gRPC
+    accept connections. So a server under a flood of connections would use three times the memory.
     """
     import ctypes
 
@@ -75,7 +75,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     It waits while no file descriptor is free.
 
     Raises:
-        OSError: with `filename` set to `path`, also when the disk is full.
+        OSError: the file cannot be written. Its `filename` is `path`, even when the disk is full.
     """
     retry_without_descriptors(lambda: _write_once(path, content, mode))
 
@@ -95,7 +95,7 @@ def _write_once(path: Path, content: bytes, mode: int) -> None:
 
 
 def put_in_place(temporary: Path, path: Path, mode: int = 0o644) -> None:
-    """Rename a complete file of the same file system; sync the file before and the folder after the rename."""
+    """Rename a complete file on the same file system; sync the file before the rename and the folder after it."""
     with name_file(path):
         temporary.chmod(mode)
         sync_file(temporary)
@@ -138,7 +138,7 @@ def name_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """Lock a folder for this process. The system releases the lock when the process ends, also after kill -9.
+    """Lock a folder for this process. The system releases the lock when the process ends, even after kill -9.
 
     If nothing was written to the folder, the lock file is removed too.
 
@@ -151,7 +151,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
         DataError: the lock file cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # No fallback to a lock that is a mere file: kill -9 would leave it behind and block the folder.
+    # There is no fallback to a lock by the existence of a file, because after kill -9 the file would block the folder.
     lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -166,7 +166,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     try:
         yield
     finally:
-        with suppress(OSError):  # filelock makes sure that a process that waits does not lock the removed file
+        with suppress(OSError):  # safe: with filelock, a waiting process does not lock the removed file
             if [path.name for path in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
         lock.release()

@@ -34,7 +34,7 @@ def list_headings(task: Task) -> tuple[str, ...]:
 
 
 def format_row(report: RunReport) -> tuple[str, ...]:
-    """Format the figures of a run in the order of `list_headings`, without the first."""
+    """Format the results of a run in the order of `list_headings`, without the first column."""
     metrics = task_of(report.config.train).metrics
     return (
         *(_format_score(report, metric) for metric in metrics),
@@ -93,7 +93,7 @@ def render_page(title: str, introduction: str, body: str, footer: str) -> str:
 
 
 def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """Return a table; the first columns, as many as `words`, hold text, and the others numbers."""
+    """Return a table. The first `words` columns hold text, the others numbers."""
     kinds = [' class="words"' if index < words else "" for index in range(len(headings))]
 
     def render_cells(tag: str, texts: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from glasu.secret import Secret
 
-TORCH_GENERATOR = threading.Lock()  # held while torch's one generator is seeded and weights are drawn from it
+TORCH_GENERATOR = threading.Lock()  # held while torch's global generator is seeded and weights are drawn from it
 EVERYONE = -1  # the client index of draws that all clients share
 _COUNTERS = struct.Struct("<5q")
 
@@ -102,7 +102,7 @@ def draw_distinct(
     """Draw `count` distinct numbers in 0..population-1, uniformly. A sparse draw takes O(count) time.
 
     Args:
-        key: of the stream.
+        key: the key of the stream.
         population: the numbers are 0..population-1.
         count: how many to draw; at most population minus the excluded numbers.
         excluded: numbers that are not drawn, sorted and distinct.

@@ -46,12 +46,12 @@ from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
-MAX_DEPTH = 32  # of nested values; the limit of json.loads is Python's recursion limit
-MAX_ITEMS = 1_000_000  # of one list or object, unless `Length` says otherwise
-MAX_TEXT = 1_000_000  # characters of one string, likewise
-MAX_DOCUMENT_BYTES = 64 * 2**20  # of one document
+MAX_DEPTH = 32  # greatest depth of nested values; the only limit of json.loads is Python's recursion limit
+MAX_ITEMS = 1_000_000  # most items of one list or object, unless `Length` sets another limit
+MAX_TEXT = 1_000_000  # most characters of one string, unless `Length` sets another limit
+MAX_DOCUMENT_BYTES = 64 * 2**20  # most bytes of one document
 SHOWN_FAULTS = 8
-MAX_FAULTS = 100  # reading stops at this number
+MAX_FAULTS = 100  # reading stops at this number of faults
 TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular and in the plural
     str: ("a string", "strings"),
     int: ("an integer", "integers"),
@@ -66,7 +66,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 class FaultCode(enum.StrEnum):
-    """The kinds of faults that a reader may need to tell apart."""
+    """The kinds of faults that a caller may need to distinguish."""
 
     NOT_PARSED = "not-parsed"  # not JSON or not TOML
     MISSING = "missing"
@@ -107,7 +107,7 @@ class Bounds:
 
     least: float
     most: float = math.inf
-    hint: str = ""  # what the number is, or what one of the bounds means
+    hint: str = ""  # the meaning of the number, or of one of the bounds
     ends: str = "[]"  # a round bracket excludes a bound
 
     def contains(self, value: float) -> bool:
@@ -141,7 +141,7 @@ class Checked:
     """Base class of a frozen dataclass that checks its fields on construction. ConfigError lists all faults."""
 
     section: typing.ClassVar[str]  # first part of the path of every fault
-    given: frozenset[str]  # the keys that the caller passed; the other ones have their defaults
+    given: frozenset[str]  # the keys that the caller passed; all other keys have their defaults
 
     def __new__(cls, **given: Any) -> typing.Self:
         created = super().__new__(cls)
@@ -185,7 +185,7 @@ def read_record(
         cls: a frozen dataclass.
         value: the parsed JSON or TOML.
         source: name of the file or message; the error starts with it.
-        finite: refuse floats that are not finite.
+        finite: whether to refuse floats that are not finite.
         names: types that the module of `cls` imports for type checking only, by name.
     """
     reader = _Reader(source, finite, names or {})
@@ -198,7 +198,7 @@ def read_record(
 def to_plain(record: Any) -> dict[str, Any]:
     """Return a dataclass as plain values; `read_record` is the inverse.
 
-    A field that is None is left out where None is its default, because TOML has no null.
+    A field is left out if it is None by default and its value is None, because TOML has no null.
     """
     return {
         field.name: _plain_value(getattr(record, field.name))
@@ -338,7 +338,7 @@ class _Reader:
                     return result
             fault = attempt.faults[0]
             if fault.code is FaultCode.VALUE and isinstance((None, *typing.get_args(option))[-1], Bounds):
-                rule, code = fault.rule, fault.code  # the type is right, so the bounds help more than the alternatives
+                rule, code = fault.rule, fault.code  # the type is right: report the rule of this alternative
         return self.fault(code, path, rule, describe(value))
 
     def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
@@ -357,7 +357,7 @@ class _Reader:
     def read_mapping(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         key_type, value_type = typing.get_args(annotation)
         if key_type is not str:
-            if value == {}:  # `to_plain` cannot tell the type of the keys of an empty mapping
+            if value == {}:  # `to_plain` does not know the type of the keys of an empty mapping
                 return {}
             pair = types.GenericAlias(tuple, (key_type, value_type))
             before = len(self.faults)
@@ -385,7 +385,7 @@ class _Reader:
         return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
     def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of numpy; a grid search may produce them
+        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of numpy, for example from a grid search
             value = value.item()
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
@@ -425,7 +425,7 @@ def type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, A
 
 
 def expected(annotation: Any) -> str:
-    """Describe the plain value that an annotation asks for."""
+    """Describe the plain value that an annotation requires."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         choice = inner[1]

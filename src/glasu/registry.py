@@ -8,8 +8,8 @@ Python module of the user. It calls `register` when it is imported:
 
     registry.register("sampler", "hubs", "my_module:HubSampler")
 
-An extension is named on this machine, with `load_extension` or with an entry point of the group "glasu.extensions".
-No message can name one.
+The user of a machine loads an extension there, with `load_extension` or with an entry point of the group
+"glasu.extensions". No message can cause an extension to be loaded.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _extensions: dict[str, Extension] = {}
 
 @dataclass(frozen=True)
 class Extension:
-    """A loaded extension. Parties that train together must have equal ones."""
+    """A loaded extension. Parties that train together must have the same extensions."""
 
-    name: str  # of the module
-    version: str  # empty: the module states none
+    name: str  # name of the module
+    version: str  # empty if the module has none
     digest: str  # SHA-256 of the source files, in hexadecimal
 
     def __str__(self) -> str:
@@ -102,11 +102,11 @@ def register(seam: str, name: str, target: object) -> None:
 
 
 def load_extension(name: str) -> Extension:
-    """Import an extension by the name of its module and note its version and the digest of its source."""
+    """Import an extension by the name of its module; record its version and the digest of its source."""
     return _load_extension(name, "")
 
 
-@functools.cache  # this reads the entry points of every installed package
+@functools.cache  # slow: it reads the entry points of every installed package
 def load_entry_points() -> None:
     """Load the extensions that installed packages offer in the entry-point group "glasu.extensions"."""
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
@@ -127,7 +127,7 @@ def find_extension(seam: str, name: str) -> Extension | None:
 
 
 def require_extensions(needed: Iterable[Extension], source: str) -> None:
-    """Refuse a file that was written with an extension that is not loaded now, or not in the same version and source.
+    """Refuse a file that was written with an extension, unless the same version and source of it is loaded now.
 
     Args:
         needed: the extensions that wrote the file.

@@ -46,10 +46,10 @@ class JsonRecord(Mapping[str, Any]):
 class SplitScores(JsonRecord):
     """Scores of the selected model on one split. A metric of the task is also an attribute: `scores.accuracy`."""
 
-    metrics: Mapping[str, float]  # as the task names them
-    round: int | None = None  # number of rounds after which this model was reached
-    # Where parties train alone, the first metric of every client: of its model, and of plain label propagation over its
-    # edges (standalone). None for a client without labels, or without edges.
+    metrics: Mapping[str, float]  # by the names in the task
+    round: int | None = None  # number of rounds after which this model was selected
+    # If parties train alone: the first metric of every client, for its model and (standalone) for plain label
+    # propagation over its edges. None for a client without labels, or without edges.
     per_client: tuple[float | None, ...] | None = None
     per_client_propagation: tuple[float | None, ...] | None = None
     per_client_better: tuple[str, ...] | None = None  # "model" or "propagation"; only of the validation split
@@ -68,7 +68,7 @@ class SplitScores(JsonRecord):
 
 @dataclass(frozen=True)
 class AloneScores:
-    """The first metric of the task for one party alone: of its model, or of plain label propagation over its edges."""
+    """The first metric of the task for one party alone, with its model or with plain label propagation."""
 
     party: str
     by: str  # "model" or "label propagation"
@@ -105,7 +105,7 @@ def find_subset(subsets: Iterable[SubsetScores], present: Sequence[str]) -> Subs
 
 
 def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str:
-    """Return the mark of a prediction without some of the parties; `scores` are those of the others."""
+    """Describe a prediction without some of the parties; `scores` are validation scores of the others."""
     metrics = {} if scores is None else scores.metrics
     listed = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()) or "unknown"
     return f"predicted without {', '.join(missing)}; validation scores of the parties present: {listed}."
@@ -155,7 +155,7 @@ class HistoryEntry(JsonRecord):
     """One evaluation on the validation split, and the cost of the run until then."""
 
     round: int
-    loss: float | None  # None where the parties train alone and send no losses
+    loss: float | None  # None if the parties train alone and send no losses
     metrics: Mapping[str, float]
     bytes: int
     exchanges: int
@@ -183,7 +183,7 @@ class RaceSummary(JsonRecord):
     """The choice of the preset."""
 
     preset: str
-    rounds: int  # of every candidate in the race; 0: a rule left one candidate
+    rounds: int  # rounds of every candidate in the race; 0: the rules left one candidate
     candidates: tuple[CandidateSummary, ...]  # the preferred one first
 
 
@@ -192,7 +192,7 @@ class PreparedColumns(JsonRecord):
     """The preparation of the feature columns of a party. Only the party knows it."""
 
     unchanged: int
-    scaled: int  # zeros stay zeros
+    scaled: int  # number of columns that are scaled and keep their zeros
     standardized: int
     dropped: tuple[str | int, ...]  # columns with one value: their names, or positions if they have none
 
@@ -218,7 +218,7 @@ class PartySummary(JsonRecord):
 
 @dataclass(frozen=True)
 class LedgerSummary(JsonRecord):
-    """The releases of one party, added up."""
+    """The totals of one party's releases."""
 
     party: str
     head: str  # the last chain value; zeros where the ledger is not stored
@@ -289,7 +289,7 @@ class PrivacySummary(JsonRecord):
     def of(
         cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None, secrets: SecretSource | None = None
     ) -> PrivacySummary:
-        """Summarise the settings, the ledgers by party, and the source of private draws; a server knows neither."""
+        """Summarise settings, ledgers by party, and the source of private draws. A server has only settings."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         spent = [RowPrivacy(name, own) for name, ledger in (ledgers or {}).items() if (own := find_spent(ledger.rules))]
         worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
@@ -300,7 +300,7 @@ class PrivacySummary(JsonRecord):
 
 
 def versions(config: RunConfig | None = None) -> dict[str, str]:
-    """Return the versions that determine the bits of a run: of packages, and of the extensions that `config` uses.
+    """Return the versions that affect the bits of a run: of packages, and of the extensions that `config` uses.
 
     A server may have neither torch nor scipy.
     """
@@ -323,13 +323,13 @@ def _find_version(package: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The part that the reports of all roles share: settings, results and cost."""
+    """The common part of all reports: settings, results and cost."""
 
-    config: RunConfig  # as it ran
+    config: RunConfig  # the settings with which the run trained
     test: SplitScores | None
     traffic: Traffic
     seconds: Seconds
-    weights_sha256: tuple[str, ...]  # of the selected weights, in client order
+    weights_sha256: tuple[str, ...]  # digests of the selected weights, in client order
     privacy: PrivacySummary
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -354,10 +354,10 @@ class RunReport(Report):
     losses: tuple[float, ...]
     parties: tuple[PartySummary, ...]
     overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
-    race: RaceSummary | None = None  # where the preset had to decide between candidates
-    notes: tuple[str, ...] = ()  # about the data
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, where they were trained too
-    subsets: tuple[SubsetScores, ...] | None = None  # with party dropout
+    race: RaceSummary | None = None  # set if the preset had to decide between candidates
+    notes: tuple[str, ...] = ()  # lines about the data
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, if baselines were trained
+    subsets: tuple[SubsetScores, ...] | None = None  # set after training with party dropout
     warm_start: WarmStart | None = None
 
     def _selected(self) -> str:

@@ -14,8 +14,8 @@ class PausableClock:
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
-        # Seconds of finished pauses, and the start of the present one. Other threads read both at the same time, so
-        # they are one tuple.
+        # Seconds of finished pauses, and the start of the current pause. They are one tuple, because other threads must
+        # read both at the same moment.
         self._paused: tuple[float, float | None] = (0.0, None)
 
     def __call__(self) -> float:

@@ -266,7 +266,7 @@ def test_savings_are_against_every_layer_and_over_the_same_seeds():
 def test_a_set_that_comes_divided_is_not_divided_among_more(tmp_path):
     assert Plan().list_runs("clients", ["dblp_authors"], [0]) == []
     plan = Plan(settings=lambda *words: small("demo", words[1]).replace(train={"num_rounds": 1}))
-    with pytest.raises(ConfigError, match=r"data.num_clients=5: the parties of 'demo' number 3"):
+    with pytest.raises(ConfigError, match=r"data.num_clients=5: the number of parties in 'demo' is 3"):
         reproduce.reproduce(["clients"], tmp_path, datasets=["demo"], seeds=1, plan=plan)
 
 

@@ -243,7 +243,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([welcome(received=-1)], "received=-1: must lie in"),
         ([welcome(payload=[])], r"payload=\[\]: must be an object"),
         ([welcome(more=1)], "has the unknown key 'more'"),
-        ([welcome(resumed=True)], "a conversation that this party does not know"),
+        ([welcome(resumed=True)], "a session that this party does not know"),
         ([welcome(received="1")], "received='1': must be an integer"),
         ([b""], "expected at least 17"),
         ([b"\xff" * 40], "unknown kind 255"),

@@ -109,7 +109,7 @@ def test_metrics_that_disagree_between_parties_are_refused():
         return message
 
     expected = (
-        r"parties found different metrics, so their labels or splits differ: accuracy: party 'a' \S+, party 'b' \S+;"
+        r"parties computed different metrics, so their labels or splits differ: accuracy: party 'a' \S+, party 'b' \S+;"
     )
     with pytest.raises(ProtocolError, match=expected):
         run(settings(aggregation_layers=(1, 3)), tiny_parties(), carry=lie)

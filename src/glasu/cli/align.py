@@ -1,4 +1,4 @@
-"""glasu align: find the ids that all parties have, and one order for them, without showing an id to anyone.
+"""glasu align: find the ids that all parties have, and one common order, without revealing an id.
 
 With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
 between organisations, which `glasu serve --align` serves. It writes alignment.parquet beside the tables of the party,

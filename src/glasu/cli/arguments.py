@@ -36,7 +36,7 @@ def add_extensions(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="extensions",
         metavar="MODULE",
-        help="Python module that registers choices of yours, such as a sampler; may be given several times",
+        help="Python module that registers your own choices, such as a sampler; may be given several times",
     )
 
 
@@ -99,7 +99,7 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
-        help=f"{where}replacement for missing feature values (refuse)",
+        help=f"{where}treatment of missing feature values (refuse)",
     )
     parser.add_argument(
         "--max-memory",
@@ -138,7 +138,7 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 
 
 def parse_path(text: str) -> Path:
-    """Parse a path. Refuse an empty one: an unset shell variable must not mean the working folder."""
+    """Parse a path. Refuse an empty path, because an unset shell variable must not mean the working folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)

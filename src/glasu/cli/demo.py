@@ -1,8 +1,9 @@
 """glasu demo: compare methods on built-in data, in about a minute.
 
 Three departments of a news service have different data about the same users, and the interest of a user depends on the
-combination. The demo trains each department alone, all of them with GLASU, which does not move features or edges, and
-all of them with pooled data. Averaged and smoothed predictions of the departments alone are the cheap alternatives.
+combination. The demo trains each department alone, all of them with GLASU, and all of them with pooled data. With
+GLASU, features and edges stay at their department. Averaged and smoothed predictions of single departments are the
+cheap alternatives.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ EXAMPLE = "glasu demo --out runs/demo"
 TITLE = "GLASU on a news service's users"
 INTRODUCTION = (
     "Three departments of a news service have different data about the same users: profiles, the follower network, and "
-    "reading habits. The interest of a user depends on the combination: on the professions of the users that this user "
+    "reading habits. The interest of a user depends on the combination: on the professions of the users that the user "
     "follows, and on the reading habit. The departments predict it alone (standalone), by the average of these "
     "predictions (ensemble), by averages that are propagated over each department's edges (smooth), together with "
     "GLASU, by exact gradients (Q=1) or by four local steps per exchange (Q=4), and with pooled data (centralized)."
 )
-DEMO_METHODS = {  # name in the table -> name of its settings, in the order of the table
+DEMO_METHODS = {  # name in the table -> name of the settings, in the order of the table
     "standalone": "standalone",
     "ensemble": "ensemble",
     "smooth": "smooth",
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def demo_config(num_rounds: int, seed: int) -> RunConfig:
     """Return the settings that all methods of the demo share.
 
-    Two SAGE layers that both aggregate: the first sum gives the department with the network the profiles of all users,
-    and the second layer averages them over the followed users and combines the average with the user's own reading.
+    Both SAGE layers aggregate. After the first layer, the department with the network has the profiles of all users.
+    The second layer averages them over the followed users, and combines the average with the reading of the user.
     """
     return RunConfig(
         data=DataConfig(name="demo"),

@@ -1,9 +1,9 @@
 """glasu join: take part in a training between organisations, with one party's data.
 
-The data stays here; report.json counts everything that leaves. The server sends the settings, and this command prints
-them. With --expect, it refuses other settings. After a crash, start the same command again: it resumes. It writes
-report.json and model/. With --predict, the party takes part in a prediction with the trained model instead. A party
-that requested nodes, or that has the labels, receives predictions.csv (or .parquet).
+The data stays on this machine; report.json counts everything that is sent. The server sends the settings, and this
+command prints them. With --expect, it refuses other settings. After a crash, start the same command again: it resumes.
+It writes report.json and model/. With --predict, the party takes part in a prediction with the trained model instead. A
+party that requested nodes, or that has the labels, receives predictions.csv (or .parquet).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from glasu.network.options import JoinOptions
 
 INTERRUPTED = "the other parties wait; start the same command again to resume"
-WAIT = "wait until it ends, or end it"  # another folder is no remedy: this party would join twice
+WAIT = "wait until it ends, or end it"  # another folder is no remedy, because this party would join twice
 NO_FILE = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 

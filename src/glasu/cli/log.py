@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Receiver(logging.Handler):
-    """Receives the log of the library during its block."""
+    """Receives the log of the library during a `with` block."""
 
     def __enter__(self) -> Self:
         """Start to receive the records of all GLASU loggers."""
@@ -54,7 +54,7 @@ class LineLog(_Receiver):
 
 
 class Log(_Receiver):
-    """Writes the log and the events of one role during its block. Several threads may write at the same time."""
+    """Writes the log and the events of one role during a `with` block. Several threads may write at the same time."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class Log(_Receiver):
         self._write_lock, self._patience = threading.Lock(), Patience(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log record, also if quiet."""
+        """Write a log record, even if quiet."""
         self.write_notice(record.getMessage())
 
     def write_notice(self, line: str) -> None:
-        """Write a line, also if quiet."""
+        """Write a line, even if quiet."""
         self._write(line, "notice", message=line)
 
     def observe(self, event: RoleEvent) -> None:
-        """Write the status after a round, the result of an evaluation, and the progress of a long one."""
+        """Write the status after a round, the result of an evaluation, or the progress of a long evaluation."""
         if self._quiet:
             return
         if isinstance(event, Status):
@@ -108,7 +108,10 @@ class Log(_Receiver):
             self._write(str(event), "aligning", share=event.share)
 
     def write_finished(self, report: Path, **fields: Any) -> None:
-        """Write the event `finished` to a JSON log. A text log has none: the command prints its result."""
+        """Write the event `finished` to a JSON log.
+
+        A text log does not need it, because the command prints its result.
+        """
         if self._as_json:
             found = json.loads(report.read_bytes())
             weights = {name: found[name] for name in ("weights_sha256",) if name in found}

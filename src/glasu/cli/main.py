@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "search": search,
     "audit": audit,
 }
-BETWEEN_ORGANISATIONS = ("align", "doctor", "serve", "join")  # their logs must never contain data of a party
+BETWEEN_ORGANISATIONS = ("align", "doctor", "serve", "join")  # commands whose logs must not contain a party's data
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,20 +101,20 @@ def _find_exit_code(interruption: KeyboardInterrupt) -> int:
 
 @contextmanager
 def _leave_no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
-    """Remove what a command created of --out if nothing is in it at the end."""
+    """Remove the folders of --out that a command created, if they are empty at the end."""
     out = getattr(args, "out", None)
     created = [] if out is None else [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         yield
     finally:
         for folder in created:
-            with suppress(OSError):  # it is not empty, or was never created
+            with suppress(OSError):  # the folder is not empty, or was never created
                 folder.rmdir()
 
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        for name in getattr(args, "extensions", ()):  # before a config is read: it may name their choices
+        for name in getattr(args, "extensions", ()):  # before a config is read: it may name choices of extensions
             registry.load_extension(name)
         code: int | None = args.run(args)
         sys.stdout.flush()

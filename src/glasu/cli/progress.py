@@ -42,7 +42,7 @@ def describe_progress(event: Evaluating | WarmStepDone) -> str:
 
 
 class Patience:
-    """Measures the time since the last line, to show that a slow run is alive."""
+    """Measures the time since the last line, so that a slow run writes a line from time to time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -72,7 +72,7 @@ def show_progress(
     Args:
         title: the name of the run.
         num_rounds: T.
-        about: lines about the data. They are shown with the first event, so a refused run prints its error only.
+        about: lines about the data. They are shown with the first event, so a refused run prints only its error.
         quiet: show nothing.
     """
     console, introduction = Console(stderr=True), iter(about)
@@ -101,7 +101,7 @@ def show_progress(
         task = progress.add_task(title, total=num_rounds, state="")
 
         def advance(event: Event) -> None:
-            print_lines(introduction)  # above the bar, which redirects standard error
+            print_lines(introduction)  # printed above the progress bar, which redirects standard error
             if isinstance(event, CandidateStarted) and event.restarts:
                 progress.reset(task, total=event.num_rounds)
             elif isinstance(event, CandidateStarted):

@@ -83,17 +83,17 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     )
     sign.add_argument("--days", type=int, help="validity of the certificates (365)")
     pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")
-    pin.add_argument("kit", type=parse_path, metavar="KIT", help="the own kit")
+    pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
     pin.add_argument(
         "--peers",
         type=parse_peer,
         nargs="+",
         default=[],
         metavar="NAME=FINGERPRINT",
-        help="of other parties or `server`, as read out over the telephone",
+        help="fingerprints of other parties or `server`, as read out over the telephone",
     )
     secret = actions.add_parser("secret", help="at a party: make the secret of a kit, if it has none")
-    secret.add_argument("kit", type=parse_path, metavar="KIT", help="the own kit")
+    secret.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
 
 
 def run(args: argparse.Namespace) -> None:

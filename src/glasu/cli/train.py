@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         profile = [line] if (line := describe_profile(config)) else []
         about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
         with checkpoint_folder(out / "checkpoints") as checkpoints:
-            if args.fresh:  # otherwise the results of the old run would look like those of an interrupted new one
+            if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
                 remove_finished_run(out)
                 remove_model(out / "model")
             with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:

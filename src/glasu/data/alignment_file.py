@@ -1,7 +1,7 @@
 """alignment.parquet beside the tables of a party: the common ids in the common order, and the parties' common key.
 
-`glasu align` writes it, and `read_party` applies it: the party has the common nodes only, in the common order, and its
-ids are the normalised ones. The key never leaves the party. Other roles see HMACs under it.
+`glasu align` writes it, and `read_party` applies it: the party then has only the common nodes, in the common order and
+with normalised ids. The key never leaves the party. Other roles see HMACs made with it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class CommonIds:
     """The content of alignment.parquet."""
 
     ids: NDArray[np.str_]  # normalised, in the common order
-    key: bytes  # of all parties; the server does not know it
+    key: bytes  # the same at all parties; the server does not know it
     parties: tuple[str, ...]
-    rules: str  # of normalisation
+    rules: str  # the rules that normalised the ids
     all_ids: str  # HMAC of the sorted normalised ids of the table
 
     @classmethod
     def of(
         cls, ids: NDArray[np.str_], rows: NDArray[np.int64], key: bytes, parties: Sequence[str], rules: IdRules
     ) -> CommonIds:
-        """Return the content for a table with these normalised ids; `rows` are the common ones in the common order."""
+        """Return the content for a table with these normalised ids. `rows` are its common rows, in the common order."""
         return cls(ids[rows], key, tuple(parties), str(rules), sign_ids(key, "table", ids_sha256(np.sort(ids))))
 
     def write(self, folder: Path) -> Path:
@@ -63,9 +63,9 @@ class CommonIds:
         """Return the party with the common nodes in the common order, under their normalised ids.
 
         Args:
-            party: with all rows of its table.
-            rules: of its party.toml.
-            path: of the file, for errors.
+            party: the party with all rows of its table.
+            rules: the rules in its party.toml.
+            path: the path of the file, for errors.
 
         Raises:
             DataError: the table or the rules have changed since the alignment.

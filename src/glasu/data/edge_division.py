@@ -1,7 +1,7 @@
 """Divide the edges of one graph among clients, in bounded memory.
 
-In a symmetric graph the draw for the earlier direction of an edge decides for both. Beside the result, a division
-takes one byte of memory per edge and pieces of bounded size. Importing this module loads no scipy.
+In a symmetric graph, both directions of an edge have the draw of the first direction. In addition to the result, a
+division needs one byte of memory per edge and pieces of bounded size. Importing this module loads no scipy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client each edge with probability `edge_fraction`, independently of the others.
+    """Give each client every edge with probability `edge_fraction`, independently of the other clients.
 
     Args:
         graph: the undivided graph.
         num_clients: M.
         edge_fraction: the expected share of edges that each client gets; with 1, all clients share `graph`.
-        seed: of the draws.
+        seed: the seed of the draws.
         workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
     """
     if not 0 <= edge_fraction <= 1:
@@ -56,8 +56,8 @@ def assign_edges(graph: Graph, num_clients: int, concentration: float, seed: int
     Args:
         graph: the undivided graph.
         num_clients: M.
-        concentration: of the Dirichlet distribution; the smaller it is, the more the shares differ.
-        seed: of shares and draws.
+        concentration: the parameter of the Dirichlet distribution; the smaller it is, the more the shares differ.
+        seed: the seed of the shares and draws.
         workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
     """
     shares = draw_shares(num_clients, concentration, Stream(seed, "edge shares"))
@@ -100,12 +100,12 @@ def _draw_per_edge(
         graph: the undivided graph.
         start: returns the draws from their beginning.
         drawn: receives the draws.
-        workspace: decides the size of the pieces.
+        workspace: sets the size of the pieces.
     """
     piece_edges = max(1, workspace.piece_bytes // EDGE_BYTES)
     above = _draw(graph, start(), drawn, piece_edges)
     if not _copy_to_reverse(graph, above, drawn, piece_edges):
-        _draw(graph, start(), drawn, piece_edges)  # directed: a draw for every edge
+        _draw(graph, start(), drawn, piece_edges)  # the graph is directed: one draw for every edge
 
 
 def _draw(graph: Graph, draw: Draw, drawn: NDArray[np.unsignedinteger[Any]], piece_edges: int) -> NDArray[np.int64]:
@@ -139,7 +139,7 @@ def _copy_to_reverse(
     """
     import scipy.sparse as sp
 
-    following = above.copy()  # per node: its next edge from a higher node
+    following = above.copy()  # for each node: its next edge from a higher node
     size = graph.num_nodes
     for nodes, indptr in graph.node_pieces(max(piece_edges, size)):
         sources = graph.indices[indptr[0] : indptr[-1]]
@@ -163,7 +163,7 @@ def _copy_to_reverse(
 def _select(
     graph: Graph, drawn: NDArray[np.unsignedinteger[Any]], mask: int, value: int, prefix: str, workspace: Workspace
 ) -> Graph:
-    """Return the graph of the edges whose draw has the value at the bits of the mask, in their order."""
+    """Return the graph of the edges with `draw & mask == value`, in their order."""
     indptr = workspace.writer(f"{prefix}indptr", np.int64)
     indices = workspace.writer(f"{prefix}indices", graph.indices.dtype)
     weights = None if graph.weights is None else workspace.writer(f"{prefix}weights", np.float32)

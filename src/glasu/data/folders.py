@@ -36,17 +36,17 @@ PARTY_FILE = "party.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class PartyManifest:
-    """The content of party.toml: names of columns; all other columns of the nodes are features."""
+    """The content of party.toml: the names of special columns. All other columns of the nodes are features."""
 
     name: str = ""  # "": the name of the folder
     id: str = "id"
     source: str = "source"
     target: str = "target"
     weight: str | None = None
-    label: str | tuple[str, ...] | None = None  # several: one 0/1 column per class
+    label: str | tuple[str, ...] | None = None  # several names: one 0/1 column per class
     label_type: Literal["class", "number"] | None = None  # None: class
     split: str | None = None
-    classes: tuple[str, ...] | None = None  # in the order of the label numbers; None: sorted names
+    classes: tuple[str, ...] | None = None  # class names in the order of the label numbers; None: sorted names
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
     id_unicode: UnicodeForm | None = None  # rules of an alignment; None: those of `IdRules`
     id_case: LetterCase | None = None
@@ -82,7 +82,7 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
     refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        fresh = Path(temporary) / "party"  # inside, because the temporary folder is private to its owner
+        fresh = Path(temporary) / "party"  # a subfolder, because the temporary folder is private to its owner
         fresh.mkdir()
         write_table(_node_columns(party, manifest), fresh / names[0])
         write_table(_edge_columns(party, manifest), fresh / names[1])
@@ -91,12 +91,12 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
             fresh.rename(folder)
             sync_folder(folder.parent)
             return
-        for name in names:  # party.toml comes last: a folder without it is not a party
+        for name in names:  # party.toml is the last, because a folder without it is not a party
             (fresh / name).rename(folder / name)
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise DataError if the folder has files of a party: they are never overwritten."""
+    """Raise DataError if the folder has files of a party, because they are never overwritten."""
     for name in (PARTY_FILE, *(f"{table}.{kind}" for table in ("nodes", "edges") for kind in FORMATS)):
         if (folder / name).exists():
             raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
@@ -106,7 +106,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     """Read the folder of a party, or raise DataError with all faults of its files.
 
     Args:
-        folder: with party.toml and the tables of nodes and edges.
+        folder: the folder with party.toml and the tables of nodes and edges.
         missing: the treatment of missing features.
     """
     folder = Path(folder)
@@ -124,7 +124,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         for name in names:
             with faults.collect():
                 table.column(name)
-    faults.raise_if_any()  # before features: in a CSV file without a header, the other column names are values
+    faults.raise_if_any()  # before the features: in a CSV file without a header, the other column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
         nodes.refuse_duplicates(manifest.id, ids)
@@ -151,7 +151,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
 
 
 def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
-    """Return party.toml and all ids of the nodes in the common form. No other column is read."""
+    """Return party.toml and the normalised ids of all nodes. No other column is read."""
     manifest = read_manifest(folder)
     nodes = read_table(_find_tables(folder, manifest)[0])
     ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
@@ -175,11 +175,11 @@ def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) 
 def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
     """Return the position of each id of a table. Its id column has the name of the party's id column, or `id`.
 
-    Where the party is aligned, the ids of the table are normalised first.
+    If the party is aligned, the ids of the table are normalised first.
 
     Args:
         path: a .parquet or .csv file.
-        folder: of the party; its party.toml names the id column.
+        folder: the folder of the party; its party.toml names the id column.
         party: the data of the party.
     """
     if path.suffix.removeprefix(".") not in FORMATS:

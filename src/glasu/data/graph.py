@@ -1,6 +1,6 @@
 """Graph: the edges E_m of one party, and ways to build and combine graphs.
 
-This module imports without scipy: the modules of the seams import it, also on a server without scipy.
+This module imports without scipy, because a server without scipy imports it too.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class Graph:
         return degree
 
     def node_pieces(self, num_edges: int = ARRAY_PIECE // EDGE_BYTES) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """Divide the nodes into pieces with at most `num_edges` edges into them, or a single node with more.
+        """Divide the nodes into pieces. A piece has at most `num_edges` incoming edges, or is a single node with more.
 
         Yields:
-            The nodes, and their part of `indptr`: its first and last values bound the edges of the piece.
+            The nodes of a piece, and their part of `indptr`. Its first and last values bound the edges of the piece.
         """
         start = 0
         while start < self.num_nodes:
@@ -136,7 +136,7 @@ class Graph:
 
 
 def sort_distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `np.unique(values)`; sorts `values` in place, which is much faster than the hashing of np.unique."""
+    """Return the same as `np.unique(values)`, but sort `values` in place, which is much faster."""
     values.sort()
     first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
@@ -149,10 +149,10 @@ def collect_edges(
     num_edges: int,
     workspace: Workspace,
 ) -> Graph:
-    """Return the same graph as `Graph.from_edges` for edges that come in pieces, in bounded memory.
+    """Return the same graph as `Graph.from_edges`, from an edge list in pieces and in bounded memory.
 
-    The edges are divided by target into buckets, which the workspace holds, and then sorted bucket by bucket. This
-    takes O(N) memory beside the pieces, and 8 bytes per edge in the workspace until the end.
+    The edges are divided by target into buckets in the workspace, and then sorted bucket by bucket. This takes O(N)
+    memory in addition to the pieces, and 8 bytes per edge in the workspace until the end.
 
     Args:
         ends: pieces of the list of edges: sources and targets, in 0..N-1.
@@ -201,9 +201,10 @@ def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[
 
 
 def unite_graphs(graphs: Sequence[Graph]) -> Graph:
-    """Return the union of the edges. An edge gets the largest of its weights; in a graph without weights it weighs 1.
+    """Return the union of the edges. An edge gets the largest of its weights, which is 1 in a graph without weights.
 
-    The largest and not the sum: parties that hold the same edge of one graph then restore the weight in that graph.
+    If a graph was divided and several parties hold the same edge, this restores the weight in the undivided graph. The
+    sum would not.
     """
     first = graphs[0]
     if all(graph.indices is first.indices and graph.weights is first.weights for graph in graphs):

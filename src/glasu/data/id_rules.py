@@ -1,4 +1,4 @@
-"""Rules that bring the ids of all parties into one form, so that equal ids have equal bytes."""
+"""Rules that normalise the ids of all parties, so that equal ids have equal bytes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class IdRules:
 
     unicode: UnicodeForm = "nfc"  # the normal form
     case: LetterCase = "keep"
-    whitespace: Whitespace = "strip"  # at both ends; collapse: also each inner run to one space; remove: everywhere
+    whitespace: Whitespace = "strip"  # strip: at both ends; collapse: also inner runs to one space; remove: everywhere
 
     def normalize(self, text: str) -> str:
-        """Return an id in the common form."""
+        """Return a normalised id."""
         text = self._compose(text)
         if self.case == "fold":
-            text = self._compose(text.casefold())  # a folded text is not always in normal form
+            text = self._compose(text.casefold())  # case folding can produce text that is not in normal form
         if self.whitespace == "strip":
             return text.strip()
         if self.whitespace == "keep":
@@ -46,7 +46,7 @@ class IdRules:
 
 
 def normalize_ids(ids: Iterable[Any], rules: IdRules, where: str) -> NDArray[np.str_]:
-    """Return ids in the common form, in their order; refuse empty and repeated ones with counts, never with the ids."""
+    """Return normalised ids in their order; refuse empty and repeated ids. The error states counts, but never an id."""
     found = [rules.normalize(str(each)) for each in ids]
     empty, repeated = found.count(""), len(found) - len(set(found))
     faults = ((empty, "empty"), (repeated - max(0, empty - 1), "the same as an earlier id"))

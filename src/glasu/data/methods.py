@@ -1,6 +1,6 @@
 """The methods of `train.method`: the settings that each one prescribes, and the data that its parties see.
 
-A method is a row of METHODS. Its fields say what the other modules need to know: no other module names a method.
+A method is a row of METHODS. Other modules read the fields of this row and never compare names of methods.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Method:
     """One method."""
 
     prescribe: Callable[[ModelConfig], Settings] = lambda model: {}
-    prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # give each party its view
-    one_party: bool = False  # one party holds all data
-    needs_all_labels: bool = False  # every party learns from its own labels
-    between_machines: bool = False  # no party needs the data of another
-    averages: bool = False  # the server averages the class probabilities of parties that trained alone
-    smooths: bool = False  # each party propagates the averaged class probabilities over its edges
+    prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
+    one_party: bool = False  # whether one party holds all data
+    needs_all_labels: bool = False  # whether every party needs labels
+    between_machines: bool = False  # whether it can run over the network: no party needs the data of another
+    averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
+    smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
 
     def prescribes(self, section: str, key: str) -> bool:
         """Return whether the method decides a setting."""
@@ -125,11 +125,11 @@ def evaluates_once(config: RunConfig) -> bool:
 
 
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
-    """Check the parties, give each one the data that the method lets it see, and apply the prescribed settings."""
+    """Check the parties, restrict or extend their data as the method requires, and apply its settings."""
     from glasu.data.alignment import check_parties, keep_labels
 
     method = method_of(config)
-    # Parties that were pooled before have the labels of their owner, but not its name.
+    # Pooled parties have the labels of their owner, but not its name.
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
     prepared = method.prepare(keep_labels(parties, labels))
@@ -144,7 +144,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
-    """Apply the settings that the method prescribes; also return the ones that differ from the requested ones."""
+    """Apply the settings that the method prescribes; also return those that differ from the request."""
     prescribed = method_of(config).prescribe(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
@@ -156,5 +156,5 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
 
 
 def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give each party the data that the method lets it see; labels are not checked."""
+    """Restrict or extend the parties' data as the method requires. Labels are not checked."""
     return method_of(config).prepare(parties)

@@ -1,7 +1,7 @@
-"""Divide one graph among M clients: feature columns, edges, and splits; and pool the parties again.
+"""Divide the feature columns and edges of one graph among M clients, draw splits, and pool parties.
 
-A partition is a row of PARTITIONS and has no code elsewhere. Importing this module loads no scipy: a server reads the
-table, and it has no scipy.
+A partition is a row of PARTITIONS and has no code elsewhere. Importing this module loads no scipy, because a server
+without scipy reads the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FeatureColumns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
 CONSTANT = "constant"  # the column of a client without features
-MAX_COMPARED = 5_000  # feature columns of "correlation", which compares all pairs: 16 bytes each, so up to 400 MB
+MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all pairs: 16 bytes per pair, 400 MB
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Partition:
 
     columns: Callable[[Features, DataConfig, int], Sequence[FeatureColumns]]
     graphs: Callable[[Graph, DataConfig, int, Workspace], Sequence[Graph]]
-    keys: tuple[str, ...] = ()  # the keys of [data] that decide the result, beside num_clients
-    keeps_parties: bool = False  # accepts a data set that already consists of parties, and does not change them
+    keys: tuple[str, ...] = ()  # the keys of [data] that decide the result, in addition to num_clients
+    keeps_parties: bool = False  # whether it accepts a data set that already consists of parties, and keeps them
     draws: Callable[[DataConfig], bool] = lambda data: True  # whether the result depends on the seed
 
 
 def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspace | None = None) -> list[PartyData]:
-    """Divide a graph among clients as `data.partition` says. The clients are named a, b, c, ...
+    """Divide a graph among clients, as `data.partition` selects. The clients are named a, b, c, ...
 
     Args:
         whole: the undivided graph.
-        data: the settings; num_clients, partition, and the keys that the partition reads.
-        seed: of all draws.
+        data: the settings num_clients and partition, and the keys that the partition reads.
+        seed: the seed of all draws.
         workspace: receives the arrays of the clients; by default, they are in memory. The features of one client must
             fit into memory.
     """
@@ -77,7 +77,7 @@ def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspac
 
 
 def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tuple[str, ...]]:
-    """Return some columns with their names; without columns, a constant one."""
+    """Return some columns with their names; if there are none, one constant column."""
     numbers = np.arange(whole.num_features)[own]
     if not len(numbers):
         return np.ones((whole.num_nodes, 1), np.float32), (CONSTANT,) if whole.feature_names else ()
@@ -86,7 +86,7 @@ def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tupl
 
 
 def feature_bounds(columns: int, num_clients: int) -> list[int]:
-    """Return the bounds of the clients' column blocks: ceil(d / M) columns each as in the paper, else nearly equal."""
+    """Return the bounds of the clients' column blocks: ceil(d / M) columns, as in the paper, or nearly equal blocks."""
     if num_clients < 1:
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
     if columns < num_clients:
@@ -103,7 +103,7 @@ def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[Featur
 
 
 def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client each edge with probability `edge_fraction`."""
+    """Give each client every edge with probability `edge_fraction`."""
     return divide_edges(graph, data.num_clients, data.edge_fraction, seed, workspace)
 
 
@@ -127,7 +127,7 @@ def _keep_edges_at_the_last(graph: Graph, data: DataConfig, seed: int, workspace
 def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each column to a client drawn with shares from a Dirichlet distribution; each client gets at least one.
 
-    The split by importance of VertiBench (Wu et al. 2024), whose alpha is the concentration.
+    This is the split by importance of VertiBench (Wu et al. 2024). Its alpha is `data.concentration`.
     """
     count, clients = features.shape[1], data.num_clients
     feature_bounds(count, clients)  # refuses too few columns
@@ -139,14 +139,14 @@ def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Featu
 
 
 def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
-    """Divide the columns into blocks of correlated columns, then deal a share of them to all clients in turn.
+    """Divide the columns into blocks of correlated columns, then distribute a share of them over all clients.
 
-    With `correlation` 0, no column is dealt: correlated columns stay at one client. With 1, all columns are dealt:
-    correlated columns are at different clients. The number of columns of each client does not change.
+    With `correlation` 0, no column is distributed: correlated columns stay at one client. With 1, all columns are
+    distributed: correlated columns are at different clients. The number of columns of each client does not change.
     """
     bounds = feature_bounds(features.shape[1], data.num_clients)
     order = _order_by_correlation(features)
-    owner = np.repeat(np.arange(data.num_clients), np.diff(bounds))  # of each place in the order
+    owner = np.repeat(np.arange(data.num_clients), np.diff(bounds))  # the client at each position of the order
     key = Stream(seed, "dealt columns").key()
     dealt = draw_distinct(key, len(order), round(data.correlation * len(order)))
     owners = owner[dealt]
@@ -175,7 +175,7 @@ def _order_by_correlation(features: Features) -> NDArray[np.int64]:
 def correlate_columns(features: Features) -> NDArray[np.float64]:
     """Return the Pearson correlation of all pairs of columns, rounded to six digits; 0 for a constant column.
 
-    Rounding gives equal results on machines whose libraries add in another order.
+    With rounding, results are equal on machines whose libraries add in different orders.
     """
     nodes, count = features.shape
     products, sums = np.zeros((count, count)), np.zeros(count)
@@ -208,7 +208,7 @@ def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[F
 
 
 PARTITIONS: dict[str, Partition] = {
-    "features": Partition(  # the paper's
+    "features": Partition(  # the partition of the paper
         _cut_columns, _keep_fractions, ("edge_fraction",), True, lambda data: data.edge_fraction < 1
     ),
     "apart": Partition(_cut_columns_for_all_but_one, _keep_edges_at_the_last, draws=lambda data: False),
@@ -245,7 +245,7 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
 
 
 def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give every party the union of all edges; each keeps its own features. A party that has all edges is unchanged."""
+    """Give every party the union of all edges. Features do not change. A party that has all edges is unchanged."""
     union = unite_graphs([party.graph for party in parties])
     same = (party.graph.indices is union.indices and party.graph.weights is union.weights for party in parties)
     return [party if has_all else replace(party, graph=union) for party, has_all in zip(parties, same, strict=True)]

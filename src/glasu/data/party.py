@@ -1,4 +1,4 @@
-"""PartyData: the data of one party: node ids, features X_m, edges E_m, and labels y if the party has them."""
+"""PartyData, the data of one party: node ids, features X_m, edges E_m, and labels y if the party has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_fe
 from glasu.errors import DataError
 
 Labels = NDArray[np.int64] | NDArray[np.float64]  # class numbers, or numbers to predict
-MAX_LABEL = 1e100  # of numbers, so that squared errors stay finite
+MAX_LABEL = 1e100  # bound of numeric labels, so that squared errors stay finite
 SPLITS = ("train", "validation", "test")
 MISSING_REMEDY = (
     "fill it in, or choose a replacement: --missing zero or mean at `glasu join` and `glasu doctor`, "
@@ -28,7 +28,7 @@ MISSING_REMEDY = (
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted positions of the nodes for training, validation and test; disjoint."""
+    """Sorted, disjoint positions of the nodes for training, validation and test."""
 
     train: NDArray[np.int64]
     validation: NDArray[np.int64]
@@ -51,14 +51,14 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class CheckedArrays:
-    """Arrays that were checked when they were made, and facts about them. They hold for these array objects only."""
+    """Arrays that were checked when they were made, and their properties, which hold for these array objects only."""
 
     ids: NDArray[np.int64] | NDArray[np.str_]
     ids_sha256: str
     features: Features
-    mean_length: float  # of the feature rows that are not zero
+    mean_length: float  # mean length of the feature rows that are not zero
     graph: Graph
-    key: str | None = None  # of the cache: equal keys mean equal arrays
+    key: str | None = None  # the cache key: equal keys mean equal arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +66,15 @@ class PartyData:
     """The data of one party; valid once constructed."""
 
     name: str
-    ids: NDArray[np.int64] | NDArray[np.str_]  # one id per node, distinct, in the order common to all parties
+    ids: NDArray[np.int64] | NDArray[np.str_]  # one distinct id per node, in the common order of all parties
     features: Features  # X_m, shape (N, d_m)
     graph: Graph  # E_m
     # (N,), -1 if unknown; multi-label: (N, C) of 0 and 1; numbers to predict: (N,) of floats, NaN if unknown
     labels: Labels | None = None
-    classes: tuple[str, ...] = ()  # () for numbers
+    classes: tuple[str, ...] = ()  # class names; () for numeric labels
     splits: Splits | None = None
-    feature_names: tuple[str, ...] = ()  # of the columns; () if they have none
-    checked: CheckedArrays | None = field(default=None, repr=False)  # these arrays are not checked again
+    feature_names: tuple[str, ...] = ()  # names of the columns; () if they have none
+    checked: CheckedArrays | None = field(default=None, repr=False)  # arrays that need no further check
     alignment_key: bytes | None = field(default=None, repr=False)  # common key of the aligned parties; never sent
 
     @property
@@ -202,7 +202,7 @@ class PartyData:
         else:
             found |= {f"x_{part}": getattr(features, part) for part in CSR_PARTS}
         if graph.weights is not None:
-            found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees reads all weights
+            found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees would read all weights
         if self.labels is not None:
             found["labels"] = self.labels
         if self.splits is not None:
@@ -210,9 +210,9 @@ class PartyData:
         return found
 
     def data_digest(self) -> str:
-        """Return the SHA-256 of all data that a run reads: a run can only continue on the same data.
+        """Return the SHA-256 of all data that a run reads. A run can only continue on the same data.
 
-        Features and edges from the cache are not read: their cache key replaces them.
+        Features and edges from the cache are not read; their cache key is hashed instead.
         """
         key = self.cache_key()
         texts = (self.name, self.ids_digest(), self.columns_digest(), *self.classes, key or "")
@@ -232,7 +232,7 @@ def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
 
 
 def sign_ids(key: bytes, purpose: str, digest: str) -> str:
-    """Return the HMAC-SHA-256 of a digest of ids under the common key; other purposes give other values."""
+    """Return the HMAC-SHA-256 of a digest of ids with the common key. Each purpose gives a different value."""
     return hmac.new(key, f"glasu {purpose} {digest}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -244,7 +244,7 @@ def have_labels(labels: Labels) -> NDArray[np.bool_]:
 
 
 def hide_labels(labels: Labels, nodes: NDArray[np.int64]) -> Labels:
-    """Return a copy of the labels in which those of the nodes are unknown."""
+    """Return a copy of the labels in which the labels of these nodes are unknown."""
     hidden = labels.copy()
     hidden[nodes] = math.nan if labels.dtype.kind == "f" else -1
     return hidden
@@ -253,7 +253,7 @@ def hide_labels(labels: Labels, nodes: NDArray[np.int64]) -> Labels:
 def measure_labels(labels: Labels) -> tuple[float, float]:
     """Return mean and standard deviation of numeric labels; a deviation of 0 counts as 1.
 
-    The sums are exact, so that parties on different machines find the same bits.
+    The sums are exact, so that parties on different machines get the same bits.
     """
     mean = math.fsum(labels) / len(labels)
     deviation = math.sqrt(math.fsum(np.square(labels - mean)) / len(labels))

@@ -1,6 +1,6 @@
 """Rules for the name of a party, which becomes part of file names, log lines and certificates.
 
-`glasu provision` imports this module, and loads no numpy.
+This module imports without numpy, because `glasu provision` uses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Feature matrices: one form for equal values, the length of their rows, and their preparation for the model.
+"""Feature matrices: their storage format, the length of their rows, and their preparation for the model.
 
-`fit_preparation` decides about each column from its values at all nodes of a party; `Preparation` is the result and
-can be applied to any rows. Importing this module loads no scipy.
+`fit_preparation` chooses the treatment of each column from its values at all nodes of a party. The result, a
+`Preparation`, can be applied to any rows. Importing this module loads no scipy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Features: TypeAlias = "NDArray[np.float32] | sp.csr_array"
 CSR_PARTS = ("data", "indices", "indptr")  # the arrays of a sparse matrix
 Column: TypeAlias = Annotated[int, Bounds(0, 2**31)]
-NORMAL_IQR = 1.3489795003921634  # distance of the quartiles of a normal distribution with standard deviation 1
+NORMAL_IQR = 1.3489795003921634  # distance between the quartiles of a standard normal distribution
 LIMIT = 5.0  # prepared values of a scaled column are clipped to -5..5
 MEASURED_ROWS = 1 << 16  # quantiles and lengths of larger graphs are measured at this many rows
 LARGE_COLUMN = (
-    1e4  # a raw column whose mean square exceeds the median of all columns by this factor has no typical size
+    1e4  # a raw column is ignored in `mean_length` if its mean square exceeds the median of all columns by this factor
 )
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
@@ -51,7 +51,7 @@ def compact_features(features: np.ndarray | sp.spmatrix | sp.sparray) -> Feature
 
 
 def make_csr(shape: tuple[int, int], data: Any, indices: Any, indptr: Any) -> sp.csr_array:
-    """Return a sparse matrix in canonical form without reading the arrays, which the constructor of scipy does."""
+    """Return a sparse matrix in canonical form. The arrays are not read, unlike in scipy's constructor."""
     import scipy.sparse as sp
 
     sparse = sp.csr_array(shape, dtype=np.float32)
@@ -61,7 +61,7 @@ def make_csr(shape: tuple[int, int], data: Any, indices: Any, indptr: Any) -> sp
 
 
 def place_features(features: Features, prefix: str, workspace: Workspace) -> Features:
-    """Write compact features to `<prefix>x`, or `<prefix>x_data`, ..., of a workspace with a folder; return maps."""
+    """Write compact features to the arrays `<prefix>x`, or `<prefix>x_data`, ..., of a workspace; return its arrays."""
     if workspace.folder is None:
         return features
     if isinstance(features, np.ndarray):
@@ -79,13 +79,14 @@ def are_finite(features: Features) -> bool:
 def mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero.
 
-    The length is the unit of the raw features, so columns that are far larger than the others, such as timestamps, do
-    not count: those whose mean square is more than 10,000 times the median of the columns that are not zero.
+    The length serves as the unit of the raw features. So columns that are far larger than the others, such as
+    timestamps, are ignored: those whose mean square is more than 10,000 times the median of the columns that are not
+    zero.
     """
     columns = np.zeros(features.shape[1])
     for values, indices in _value_pieces(features):
         if indices is None:
-            columns += np.einsum("ij,ij->j", values, values, dtype=np.float64)  # without a copy
+            columns += np.einsum("ij,ij->j", values, values, dtype=np.float64)  # makes no copy
         else:
             columns += np.bincount(indices, np.square(values, dtype=np.float64), len(columns))
     large = columns > LARGE_COLUMN * np.median(columns[columns > 0]) if columns.any() else columns > 0
@@ -133,11 +134,11 @@ class Preparation:
     unchanged. Then all columns are multiplied by the input scale. A column with centre 0 keeps its zeros.
     """
 
-    num_columns: Column  # before the preparation
+    num_columns: Column  # number of columns before the preparation
     input_scale: float
     dropped: tuple[Column, ...] = ()  # columns with one value
     scaled: tuple[Column, ...] = ()
-    centre: tuple[float, ...] = ()  # of the scaled columns
+    centre: tuple[float, ...] = ()  # centres of the scaled columns
     spread: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -157,9 +158,9 @@ class Preparation:
         return _Columns.of(self)
 
     def apply(self, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-        """Prepare dense rows; `dtype` is the one of the result."""
+        """Prepare dense rows; `dtype` is the type of the result."""
         columns, scale = self._columns, dtype(self.input_scale)
-        # In row order: numpy may choose column order for selected columns, and then products have other last bits.
+        # Force row order. For selected columns numpy may choose column order, which changes the last bits of products.
         kept = values if self.width == values.shape[1] else values[:, columns.kept]
         prepared = np.multiply(kept, scale, dtype=dtype, order="C")
         if self.scaled:
@@ -177,7 +178,7 @@ class Preparation:
         values = columns.standardize(data, indices, dtype) * scale
         if not self.dropped and not len(columns.shifted):
             return indptr, indices, values
-        # Every row gets a value in each shifted column: the one of 0, unless one is stored.
+        # Every row gets a value in each shifted column: the stored one, or the transformed 0.
         count, shifted, rows = len(indptr) - 1, columns.shifted, _row_numbers(indptr)
         rank = np.full(self.num_columns, -1)
         rank[shifted] = np.arange(len(shifted))
@@ -194,7 +195,7 @@ class Preparation:
         return starts.astype(indptr.dtype), places, found
 
     def count_kinds(self) -> dict[str, int]:
-        """Return the number of columns that are unchanged, scaled without and with a centre, and dropped."""
+        """Return the number of columns of each kind: unchanged, scaled without or with a centre, dropped."""
         with_centre = sum(centre != 0 for centre in self.centre)
         return {
             "unchanged": self.width - len(self.scaled),
@@ -209,7 +210,7 @@ class _Columns:
     """A preparation as arrays with one entry for each column."""
 
     kept: NDArray[np.int64]
-    place: NDArray[np.int64]  # after the preparation; -1: dropped
+    place: NDArray[np.int64]  # position of the column after the preparation; -1: dropped
     centre: NDArray[np.float64]
     spread: NDArray[np.float64]
     limit: NDArray[np.float64]
@@ -226,28 +227,31 @@ class _Columns:
         return cls(np.flatnonzero(is_kept), place, centre, spread, limit, np.flatnonzero(centre))
 
     def standardize(self, values: NDArray[Any], columns: Any, dtype: Any) -> NDArray[Any]:
-        """Return (x - centre) / spread, clipped; computed in double, because a centre may be far from 0."""
+        """Return (x - centre) / spread, clipped.
+
+        It is computed in double precision, because a centre may be far from 0.
+        """
         limit = self.limit[columns]
         found = (values.astype(np.float64) - self.centre[columns]) / self.spread[columns]
         return np.asarray(np.clip(found, -limit, limit), dtype)
 
 
 def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Preparation:
-    """Decide what to do with each column from its values at all nodes; the input scale stays 1.
+    """Choose the treatment of each column from its values at all nodes. The input scale stays 1.
 
-    - One value: dropped. If that is so for every column, the first one is kept and becomes 1.
-    - Two values: unchanged if they are 0 and 1. Else the one becomes 0 and the other 1 or -1; 0 stays 0.
-    - More than half of the values are equal, as in bags of words, where they are 0: their value becomes 0, and the
-      median distance of the others from it becomes 1.
-    - Else: the median becomes 0, and the distance of the quartiles that of a standard normal distribution. This is
-      RobustScaler(unit_variance=True) of scikit-learn.
+    - One value: the column is dropped. If all columns are like this, the first one is kept and becomes 1.
+    - Two values: the column is unchanged if they are 0 and 1. Otherwise one becomes 0 and the other 1 or -1; 0 stays 0.
+    - One value is more frequent than all others together, like 0 in bags of words: it becomes 0, and the median
+      distance of the other values from it becomes 1.
+    - Otherwise: the median becomes 0, and the distance between the quartiles becomes that of a standard normal
+      distribution. This is RobustScaler(unit_variance=True) of scikit-learn.
 
-    A column is judged by itself, so no column changes the preparation of another. All nodes count, in the training set
-    or not: features are known for all nodes. Features are read in blocks of rows, so they can be a memory map. The
-    medians of a graph with more than 65,536 nodes are those of 65,536 evenly spaced nodes.
+    Each column is treated independently of the others. All nodes count, not only training nodes, because features are
+    known for all nodes. Features are read in blocks of rows, so they can be a memory map. The medians of a graph with
+    more than 65,536 nodes are those of 65,536 evenly spaced nodes.
 
     Args:
-        features: of all nodes of a party.
+        features: the features of all nodes of a party.
         piece_bytes: the size of the blocks that are read.
     """
     low, high, has_two = _find_ranges(features, piece_bytes)
@@ -277,7 +281,7 @@ def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Prepa
 def _find_ranges(
     features: Features, piece_bytes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the least and the greatest value of each column, and whether it has no other value."""
+    """Return the least and the greatest value of each column, and whether the column has no other values."""
     count, width = features.shape
     low, high, stored = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width, np.int64)
     for values, indices in _value_pieces(features, piece_bytes):
@@ -303,7 +307,7 @@ def _find_ranges(
 def _read_columns(
     features: Features, columns: NDArray[np.int64], piece_bytes: int
 ) -> Iterator[tuple[int, tuple[NDArray[np.float64], int]]]:
-    """Return the values of some columns at the measured rows: those that are stored, and the number of other zeros."""
+    """Return the values of some columns at the measured rows: the stored values, and the number of implicit zeros."""
     rows = measured_rows(features.shape[0])
     if isinstance(features, np.ndarray):
         size = max(1, piece_bytes // (16 * len(rows)))
@@ -327,7 +331,7 @@ def measured_rows(count: int) -> NDArray[np.int64]:
 
 
 def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -> tuple[float, float]:
-    """Return centre and spread of a column: its values, a number of zeros, and the range of all nodes."""
+    """Return centre and spread of a column, given its values, a number of further zeros, and the range of all nodes."""
     count, others = len(values) + zeros, values
     if 2 * zeros > count:
         centre = 0.0
@@ -338,7 +342,7 @@ def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -
         if third > first and 2 * (count - len(others)) <= count:
             return centre, (third - first) / NORMAL_IQR
     spread = float(np.median(np.abs(others - centre))) if len(others) else 0.0
-    return centre, spread or max(high - centre, centre - low)  # all differing values may be at rows not measured
+    return centre, spread or max(high - centre, centre - low)  # the measured rows may hold no other value
 
 
 def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:

@@ -1,11 +1,11 @@
-"""The presets of `train.preset`: values for the keys of a run that the user has not set.
+"""The presets of `train.preset`: values for keys that the user has not set.
 
 A preset lists candidates in order of preference. A candidate fixes the structure of a run and suggests values for other
-keys. A key that the user sets is never changed: a candidate with another structure is left out, and a suggestion
-applies only to keys that are not set. If no candidate is left, all keys keep their defaults.
+keys. A key that the user sets is never changed: a candidate whose structure contradicts it is left out, and suggestions
+apply only to keys that are not set. If no candidate is left, all keys keep their defaults.
 
-Where several candidates are left, the parties decide between them. `order_candidates` keeps those that fit the data of
-the parties; a short race on the validation nodes decides the rest (`glasu.protocol.race`).
+If several candidates are left, `order_candidates` keeps those that fit the data of the parties. If there are still
+several, a short race on the validation nodes decides (`glasu.protocol.race`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from glasu import registry
 from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
 from glasu.data.methods import Settings, keeps_scores
 
-if TYPE_CHECKING:  # a server reads this module, and it has no scipy
+if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
 PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
-MIN_TRAINING_EDGES = 200  # directed ones; fewer between training nodes give no estimate of homophily
-# Adjusted homophily (Platonov et al. 2023) is 0 if neighbours are as often of one class as by chance, and 1 if always.
+MIN_TRAINING_EDGES = 200  # least number of directed edges between training nodes to estimate homophily
+# Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if only as often as by chance.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
-RACE_ROUNDS, RACE_SHARE = 30, 0.3  # rounds of each candidate in a race: at most this number, and this share of the run
+RACE_ROUNDS, RACE_SHARE = 30, 0.3  # limits on the rounds of a candidate in a race: a number, and a share of the run
 
 
 class Homophily(enum.IntEnum):
-    """How often neighbours have the same class, as one party estimates it."""
+    """A party's estimate of how often neighbours have the same class."""
 
     UNKNOWN = 0
     LOW = 1
@@ -63,13 +63,13 @@ class Situation(NamedTuple):
 class Candidate:
     """Settings that a preset may choose."""
 
-    structure: Settings = field(default_factory=dict)  # a run that sets one of these keys otherwise excludes it
+    structure: Settings = field(default_factory=dict)  # the candidate is left out if the user set another value
     suggestions: Settings = field(default_factory=dict)
-    # True: only where every party has edges, features and labels. False: only elsewhere. None: everywhere.
+    # True: only if every party has edges, features and labels. False: only if not. None: in both cases.
     for_complete: bool | None = None
 
     def apply(self, config: RunConfig) -> RunConfig | None:
-        """Return the config with this candidate's values for all keys that are not set; None if one contradicts."""
+        """Return the config with this candidate's values for all keys that are not set; None if a key contradicts."""
         changes: dict[str, dict[str, Any]] = {}
         for section, key, value in _list_keys(self.structure):
             if key not in getattr(config, section).given:
@@ -91,9 +91,9 @@ class Preset:
     deep: Candidate | None = None  # if no candidate fits: for more than two layers without skip connections
 
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
-        """Return the candidates that do not contradict the given keys, and the settings that each one gives.
+        """Return the candidates that do not contradict the keys that are set, and the settings of each candidate.
 
-        Without such a candidate, all other keys keep their defaults; a deep network has its own suggestions.
+        Without such a candidate, all other keys keep their defaults, except in a deep network (`deep`).
         """
         if config.train.release == "once" and self.chooses_layer:  # no candidate is about it
             layer = find_release_layer(config.model.num_layers)
@@ -102,9 +102,9 @@ class Preset:
             assert applied is not None
             return [(once, applied)]
         found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
-        if all(applied == found[0][1] for _, applied in found[1:]):  # every key that they suggest is set
+        if all(applied == found[0][1] for _, applied in found[1:]):  # the user has set every key that they suggest
             found = [(Candidate(), applied) for _, applied in found[:1]]
-        if config.train.labels != "all":  # the parties are not complete, whatever else they have
+        if config.train.labels != "all":  # some parties have no labels
             found = [pair for pair in found if pair[0].for_complete is not True]
         if not found and self.deep is not None and _is_deep(config):
             found = [(self.deep, applied)] if (applied := self.deep.apply(config)) is not None else []
@@ -113,15 +113,15 @@ class Preset:
         return found or [(Candidate(), config)]
 
     def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
-        """Return the settings that `fit` gives."""
+        """Return the settings of the candidates in `fit`."""
         return tuple(applied for _, applied in self.fit(config))
 
 
-# Four layers with skip connections suit graphs in which neighbours share labels. Two layers that keep a node's own row
-# apart from the mean of its neighbours suit the others. docs/experiments.md has the comparison.
+# Four layers with skip connections suit graphs in which neighbours share labels. For other graphs, two layers that
+# treat a node's own row and the mean of its neighbours separately are better. docs/experiments.md has the comparison.
 _GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-# A warm start, and the references of error feedback, belong to one structure. A run that sets them has no race.
+# A warm start and error feedback need a fixed structure. A run that uses them has no race.
 _NO_FEEDBACK = {"feedback": False}
 _ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
 _LOCAL = {**_ROUNDS, "backward": "local"}
@@ -136,7 +136,8 @@ PRESETS: dict[str, Preset] = {
         (
             Candidate({"model": _GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
-            # Local gradients do not teach a party what the others need from it. Larger steps are better here.
+            # With local gradients, a party does not learn representations that the others need. Larger steps are better
+            # here.
             Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
             Candidate(_EXACT_GCNII, {"train": {**_LONG, "learning_rate": 0.03}}, False),
         ),
@@ -175,7 +176,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def count_race_rounds(train: TrainConfig) -> int:
-    """Return the number of rounds of each candidate in a race: whole intervals between evaluations, at least one."""
+    """Return the number of rounds of each candidate in a race: a multiple of the rounds between two evaluations."""
     wanted = min(RACE_ROUNDS, RACE_SHARE * train.num_rounds)
     return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
 
@@ -190,7 +191,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
 
     Args:
         config: the requested settings.
-        situations: of all parties.
+        situations: the situations of all parties.
     """
     complete = all(each.has_edges and each.has_features for each in situations)
     preset: Preset = registry.load("preset", config.train.preset)
@@ -205,7 +206,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
 
 
 def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:
-    """Return the situation of a party; `has_labels` says whether its labels are used."""
+    """Return the situation of a party; `has_labels` is whether its labels are used."""
     homophily = measure_homophily(party) if has_labels else None
     level = Homophily.UNKNOWN
     if homophily is not None:
@@ -222,7 +223,7 @@ def _has_varying_column(features: Any) -> bool:
 
 
 def measure_homophily(party: PartyData) -> float | None:
-    """Return the adjusted homophily of the edges between training nodes; None if there are too few to tell.
+    """Return the adjusted homophily of the edges between training nodes; None if there are too few edges.
 
     Both ends of an edge must be training nodes with a known class, so no other label is read.
     """
@@ -234,7 +235,7 @@ def measure_homophily(party: PartyData) -> float | None:
     known = np.full(party.num_nodes, -1, np.int64)
     known[party.splits.train] = labels
     counts, equal = np.zeros(len(party.classes), np.int64), 0
-    for nodes, indptr in graph.node_pieces():  # a large graph does not fit into memory as a list of edges
+    for nodes, indptr in graph.node_pieces():  # in pieces: a large edge list does not fit into memory
         ends = np.stack([known[graph.indices[indptr[0] : indptr[-1]]], np.repeat(known[nodes], np.diff(indptr))])
         ends = ends[:, (ends >= 0).all(axis=0)]
         counts += np.bincount(ends.ravel(), minlength=len(counts))

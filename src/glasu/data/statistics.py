@@ -15,8 +15,8 @@ def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *
 
     Args:
         parties: one graph that is divided among the clients, or the data of each party.
-        cache: remembers the number of pairs in parties that come from it.
-        divided: count the directed edges of the one graph, not the pairs of nodes that any of the graphs links.
+        cache: stores the number of pairs, for parties that come from the cache.
+        divided: count the directed edges of a single graph; otherwise count the pairs of nodes that any graph links.
     """
     if divided:
         (whole,) = parties
@@ -35,7 +35,7 @@ def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *
 
 
 def compare_with_paper(found: Statistics, name: str) -> dict[str, tuple[int, int]] | None:
-    """Return {quantity: (found, in the paper)} where they differ, or None if the paper's table has no such set."""
+    """Return {quantity: (found, in the paper)} for those that differ; None if the paper's table lacks this data set."""
     paper = find_source(name).paper
     if paper is None:
         return None

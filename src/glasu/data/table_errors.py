@@ -1,4 +1,4 @@
-"""Errors of tables. The messages of pyarrow quote rows, and with them ids, features and labels, so we do not show them.
+"""Errors of tables. Messages of pyarrow are not shown, because they quote rows with ids, features and labels.
 
 Rows are counted from 1, without the header and empty lines.
 """
@@ -16,7 +16,7 @@ from glasu.errors import DataError
 from glasu.records import SHOWN_FAULTS
 
 BEGINNING = 4096  # bytes that decide whether a file is text
-ESCAPED = re.compile("[\udc80-\udcff]")  # Python decodes bytes that are not UTF-8 to these
+ESCAPED = re.compile("[\udc80-\udcff]")  # code points to which Python decodes bytes that are not UTF-8
 AS_UTF_8 = "save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 
 
@@ -61,7 +61,7 @@ def refuse_unreadable(path: Path) -> None:
 
 
 def explain_csv(path: Path, separator: str = ",") -> DataError:
-    """Return the error of a CSV file that pyarrow cannot read; it names the first bad row, but quotes no value."""
+    """Return the error of a CSV file that pyarrow cannot read: the number of the first bad row, but no value."""
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -46,7 +46,7 @@ class Table:
         return self.columns[name]
 
     def names(self) -> str:
-        """Describe the columns; the first line of a CSV file may be data, so its words are not quoted."""
+        """Describe the columns. The first line of a CSV file may be data, so it is not quoted."""
         if self.path.suffix == ".csv":
             return f"its first line names {len(self.columns)} other{'s' * (len(self.columns) != 1)}"
         return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
@@ -100,9 +100,9 @@ class Table:
         """Return a column of node ids as int64 or string.
 
         Args:
-            name: of the column.
+            name: the name of the column.
             kind: "integer", "string", or None: integers if all ids look like integers.
-            why: the reason for "integer"; the error quotes it.
+            why: the reason why `kind` is "integer"; the error quotes it.
         """
         column = self.column(name)
         if pa.types.is_dictionary(column.type):
@@ -140,10 +140,10 @@ class Table:
         """Return the position of each id of a column in the list `ids`.
 
         Args:
-            name: of the column.
-            ids: all ids, as pyarrow holds them.
-            why: the reason for integers, see `Table.ids`.
-            rule: what an id that is not in the list breaks.
+            name: the name of the column.
+            ids: all ids, as a pyarrow array.
+            why: the reason why ids must be integers; the error quotes it.
+            rule: the error text for an id that is not in the list.
         """
         kind = "integer" if pa.types.is_integer(ids.type) else "string"
         known = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
@@ -158,8 +158,8 @@ def read_table(path: Path, separator: str = ",", columns: Sequence[str] | None =
     """Read a .parquet or .csv file.
 
     Args:
-        path: of the file.
-        separator: of the values of a CSV file.
+        path: the path of the file.
+        separator: the separator of values in a CSV file.
         columns: the names of the columns of a CSV file to read; None reads all.
     """
     if not path.is_file():
@@ -184,8 +184,8 @@ def write_table(columns: Columns, path: Path) -> None:
 def _read_csv(path: Path, separator: str, columns: Sequence[str] | None) -> Any:
     """Read columns as strings.
 
-    pyarrow gets no handler of invalid rows: its threads outlive the call, and a thread that releases a Python function
-    while the interpreter shuts down aborts the process.
+    No handler of invalid rows is passed to pyarrow. Its threads outlive the call, and if one of them releases a Python
+    function while the interpreter shuts down, the process aborts.
     """
     names = read_csv_header(path, separator)
     places = {str(number): name for number, name in enumerate(names)}

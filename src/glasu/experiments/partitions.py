@@ -1,7 +1,7 @@
 """The table of partitions: the ways to divide each data set, the owners of the labels, and the settings.
 
-A row of the table is a data set, a partition, and labels everywhere or at one party. All methods of a row have the same
-settings. With Q = 1 they also take the same number of steps; GLASU uses exact gradients.
+A row of the table is a data set, a partition, and the place of the labels: at all parties or at one. All methods of a
+row have the same settings. Because Q = 1, they also take the same number of steps. GLASU uses exact gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = {  # heading -> method
     "GLASU": "glasu",
     "pooled": "centralized",
 }
-COMPARED = "GLASU"  # differences are to this column
+COMPARED = "GLASU"  # the other columns are compared with this one
 WAYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
     "features": {},
     "apart": {},
@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
     "correlation": {"correlation": 0.0},  # correlated columns are at one party
     "edges": {"concentration": 1.0},
 }
-PARTIES = ("dblp_authors", "imdb_movies", "suzhou", "venice", "amsterdam", "demo")  # they consist of parties already
+PARTIES = ("dblp_authors", "imdb_movies", "suzhou", "venice", "amsterdam", "demo")  # data sets that consist of parties
 BINARY = ("minesweeper", "tolokers")
 
 # Settings of every method: {"model": {...}, "train": {...}}. A data set without an entry has the default settings.
@@ -47,7 +47,7 @@ _SAGE = {
     "model": {"backbone": "sage", "num_layers": 3, "aggregation_layers": (0, 1, 2), "hidden": 64, "dropout": 0.0},
     "train": {**_GCNII["train"], "num_rounds": 200, "weight_decay": 0.0005},
 }
-_SHALLOW = {  # many feature columns, few nodes: best after a few rounds
+_SHALLOW = {  # for many feature columns and few nodes; the best model is found after a few rounds
     "model": {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1), "hidden": 64, "dropout": 0.5},
     "train": {**_GCNII["train"], "num_rounds": 60, "weight_decay": 0.0005},
 }
@@ -62,13 +62,13 @@ SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "squirrel_filtered": _SHALLOW,
 }
 CANDIDATES = (0.003, 0.01, 0.03, 0.1)  # step sizes that benchmarks/partition_steps.py tries for each method
-# (data set, partition) -> the step size of all methods, where another candidate than that in SETTINGS is better by more
-# than a point of the validation score, with every method. Pooled runs have the step in SETTINGS.
+# (data set, partition) -> the step size of all methods. An entry exists if this step size improves the validation score
+# of every method by more than a point, compared with that in SETTINGS. Pooled runs use the step size in SETTINGS.
 LEARNING_RATES = {("cora", "apart"): 0.1}
 
 
 def list_ways(dataset: str) -> tuple[str, ...]:
-    """Return the partitions of a data set. One that consists of parties has only these."""
+    """Return the partitions of a data set. A data set that consists of parties has only one."""
     return ("relations",) if dataset in PARTIES else tuple(WAYS)
 
 
@@ -85,7 +85,7 @@ def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
 
 
 def find_owner(dataset: str) -> str:
-    """Return the first party. It has the labels where one party has them; in "apart" it has features and no edges."""
+    """Return the first party, which has the labels if one party has them. In "apart", it has features and no edges."""
     return "profile" if dataset == "demo" else "a"
 
 
@@ -95,7 +95,7 @@ def make_settings(dataset: str, partition: str, method: str) -> RunConfig:
     config = RunConfig.from_dict({"data": {"name": dataset}, **chosen}).replace(
         data={"partition": partition, **WAYS.get(partition, {})}, train={"method": method}
     )
-    if partition == "apart" and dataset in BINARY:  # few columns: all of them at one party, all edges at another
+    if partition == "apart" and dataset in BINARY:  # few columns: one party has all of them, another all edges
         config = config.replace(data={"num_clients": 2})
     if dataset in BINARY:
         config = config.replace(train={"task": "binary"})

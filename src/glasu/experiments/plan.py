@@ -25,18 +25,23 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 AS_WRITTEN = {"preset": "none", "patience": 0}  # every method runs all rounds with the settings in the files
-TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # the parties train alone, so the same settings fit
+TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # these methods use the tuned settings of another
 
-NATURAL_RELATIONS = {  # they have one client for each relation
+NATURAL_RELATIONS = {  # data sets with one client per relation
     "dblp_authors": ("APA", "APCPA", "APTPA"),
     "imdb_movies": ("MAM", "MDM", "MYM"),
 }
-CITIES = ("suzhou", "venice", "amsterdam")  # they have one client per relation
+CITIES = ("suzhou", "venice", "amsterdam")  # data sets with one client per relation
 LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network of four
 STALENESS = (2, 4, 8, 16)
 CLIENT_COUNTS = (3, 5, 7)
 COMPARED_BACKBONES = ("gcn", "gat", "gcnii")
-STOP_AT = {"cora": 0.8, "citeseer": 0.73, "pubmed": 0.83, "dblp_authors": 0.9}  # validation accuracy of `stale`
+STOP_AT = {
+    "cora": 0.8,
+    "citeseer": 0.73,
+    "pubmed": 0.83,
+    "dblp_authors": 0.9,
+}  # target accuracy of `stale` on validation
 QUICK_SHARE = 4  # --quick trains for a quarter of the rounds
 TWO = ("pubmed", "dblp_authors")  # dblp_authors replaces Amsterdam, whose features are not available
 DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
@@ -58,7 +63,7 @@ DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
 }
 TABLE_NAMES = tuple(DATASETS)
 PAPER_TABLES = tuple(name for name in TABLE_NAMES if name != "partitions")
-QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # --quick: the data sets of a table, where not all
+QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # tables with fewer data sets if --quick is set
 
 
 @functools.cache
@@ -83,12 +88,12 @@ class Run:
 
     dataset: str
     method: str
-    setting: str  # the settings that the name of the method leaves open
+    setting: str  # the settings that the name of the method does not determine
     seed: int
     config: RunConfig
 
     def __str__(self) -> str:
-        """Return a relative path without suffix; it differs between settings."""
+        """Return a relative path without suffix. Runs with other settings have other paths."""
         dataset, setting = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
         return f"{dataset}/{self.method}-{setting}/seed-{self.seed}-{self.config.digest()[:8]}"
 
@@ -115,7 +120,7 @@ class Plan:
     def list_runs(
         self, table: str, datasets: Sequence[str] | None, seeds: Sequence[int], *, quick: bool = False
     ) -> list[Run]:
-        """Return the runs of a table, seed by seed: a command that is stopped early has complete seeds.
+        """Return the runs of a table, ordered by seed, so that a command that is stopped early has complete seeds.
 
         Args:
             table: one of `TABLE_NAMES`.
@@ -139,7 +144,7 @@ class Plan:
         return [name for name in chosen if name in QUICK_DATASETS.get(table, chosen)] if quick else chosen
 
     def list_cells(self, table: str, datasets: Sequence[str]) -> list[Run]:
-        """Return one run per cell of a table, with the seed of its settings."""
+        """Return one run per cell of a table. Its seed is that of the settings."""
         if table == "partitions":  # rows share runs
             found = [run for dataset in datasets for row in self.list_partitions(dataset) for run in row.runs.values()]
             return list({str(run): run for run in found if isinstance(run, Run)}.values())
@@ -172,8 +177,8 @@ class Plan:
     def _divided_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
         """Return a run of the table of partitions.
 
-        Pooled data does not depend on the partition, so all rows of a data set share this run. The owner of the labels
-        alone is a party of the run in which every party trains alone.
+        Pooled data does not depend on the partition, so all rows of a data set share this run. The result of the label
+        owner alone comes from the run in which every party trains alone.
         """
         if method == "centralized":
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
@@ -191,12 +196,12 @@ class Plan:
             yield method, self.settings(dataset, method, "gcnii")
 
     def _lazy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
-        """Yield GLASU-4 with fewer and fewer aggregation layers."""
+        """Yield GLASU-4 with a decreasing number of aggregation layers."""
         for layers in LAYERS.values():
             yield "glasu-4", self._glasu_4(dataset).replace(model={"aggregation_layers": layers})
 
     def _stale(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
-        """Yield GLASU with more and more local steps, to a validation accuracy; the number of steps is limited."""
+        """Yield GLASU with an increasing number of local steps, up to a target accuracy or a limit of steps."""
         if dataset not in self.stop_at:
             return
         config = self._glasu_4(dataset)
@@ -224,7 +229,7 @@ class Plan:
 
 
 def describe_setting(method: str, config: RunConfig) -> str:
-    """Return the settings that the name of a method leaves open, as text."""
+    """Return the settings that the name of a method does not determine, as text."""
     model, train = config.model, config.train
     parts = [] if method == "centralized" else [f"M={config.data.num_clients}"]
     if method.startswith("glasu"):

@@ -64,7 +64,7 @@ def reproduce(
         quick: train for a quarter of the rounds; of a large table, only some data sets.
         methods: as in results.csv; None: all methods of each table.
         command: the command line; the tables begin with it.
-        plan: the runs of each table; the paper's by default.
+        plan: the runs of each table; by default those of the paper.
     """
     plan, start = plan or Plan(), time.monotonic()
     with hold_folder(out):
@@ -84,7 +84,7 @@ def reproduce(
         runs = _select_methods(runs, methods)
         try:
             run_missing(out, list(runs.values()), jobs)
-        finally:  # show the finished runs also after a failure
+        finally:  # write the tables even after a failure
             minutes = (time.monotonic() - start) / 60
             made = write_tables(out, plan, f"{command}, {minutes:.1f} minutes" if command else "", quick=quick)
     return made
@@ -110,7 +110,7 @@ def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
 
 
 def train_run(run: Run, workers: int | None) -> RunResult | TrainingError:
-    """Train; return the error of a run that diverged, so that the others continue."""
+    """Train; if the run diverges, return the error, so that other runs continue."""
     loaded = load_once(run.config)
     try:
         report = train(loaded.parties, run.config, workers=workers, clock=time.process_time)
@@ -130,7 +130,10 @@ def _select_methods(runs: dict[str, Run], methods: Collection[str] | None) -> di
 
 
 def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None, *, quick: bool) -> list[str]:
-    """Load every data set and log its size; return the available ones. A requested one must be available."""
+    """Load every data set, log its size, and return those that are available.
+
+    A requested data set must be available.
+    """
     chosen = (name for table in names for name in plan.choose_datasets(table, quick=quick))
     wanted: Iterable[str] = chosen if datasets is None else datasets
     found = []
@@ -156,7 +159,7 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
 
 
 def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = False) -> Reproduction:
-    """Write tables and plots of all results in the folder that have the present settings."""
+    """Write tables and plots of all results in the folder that have the current settings."""
     found = (load_result(out, run) for run in _list_stored_runs(out, plan, quick=quick))
     results = tuple(result for result in found if result is not None)
     made = tuple(make_tables(results, plan))

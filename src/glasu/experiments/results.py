@@ -1,4 +1,4 @@
-"""Result: scores, cost and learning curve of one run of a table; stored as JSON files and as results.csv."""
+"""Scores, cost and learning curve of one run of a table, stored as a JSON file and in results.csv."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from glasu.model.task import TASKS, Metric, task_of
 from glasu.records import RecordError, parse_json, read_record, to_plain
 from glasu.report import AloneScores, list_alone
 
-EPOCH = 6  # increased when a change of the program changes results or their form; older results are run again
+EPOCH = 6  # to be increased when results or their format change; runs with older results are repeated
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of results.csv; accuracies are fractions.
 
-    The score is the metric that selects the model: the accuracy, but the ROC AUC where there are two classes.
+    The score is the metric that selects the model: the accuracy, or the ROC AUC if there are two classes.
     """
 
     dataset: str
@@ -38,7 +38,7 @@ class Row:
     bytes: int
     exchanges: int
     cpu_seconds: float
-    metric: str  # of the scores
+    metric: str  # name of the metric of the scores
     test_score: float
     validation_score: float
 
@@ -64,9 +64,9 @@ class RunResult:
 
     row: Row
     curve: tuple[CurvePoint, ...]
-    alone: tuple[AloneScores, ...] = ()  # where parties train alone
+    alone: tuple[AloneScores, ...] = ()  # scores of each party, if parties train alone
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # about the data
+    notes: tuple[str, ...] = ()  # lines about the data
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -85,9 +85,9 @@ class RunResult:
 class StoredResult:
     """A file in the folder runs/."""
 
-    digest: str  # of the settings
+    digest: str  # digest of the settings
     epoch: int
-    config: Mapping[str, Any]  # for readers; without paths of this machine
+    config: Mapping[str, Any]  # the settings, for people who read the file; without paths of this machine
     result: RunResult
 
 

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from glasu.experiments.trial import Outcome, Terms
 
 SEARCH_SAMPLERS = ("tpe", "grid", "random")
-TRIALS = 40  # by default; a grid has all its points by default
+TRIALS = 40  # default number of trials, except for a grid, which tries all its points
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to search. If the space contains the settings of the run file, they are trial 0, except of a grid."""
+    """Options of a search. If the space contains the settings of the run file, they are trial 0, except in a grid."""
 
     run_file: Path  # the settings that do not vary
     out: Path  # folder for study.db, trials.csv and best.toml
-    overrides: Sequence[str] = ()  # `section.key=value`, as for --set
+    overrides: Sequence[str] = ()  # `section.key=value`, like the arguments of --set
     space: str | Path = "default"  # the keys that vary: a built-in name, or a TOML file
     sampler: str = "tpe"  # or "random", or "grid": every point once, in random order
     trials: int | None = None  # total number of trials; None: 40, or all points of a grid
@@ -63,7 +63,7 @@ class SearchOptions:
 class SearchResult:
     """The best trial of a search."""
 
-    score: float  # best on validation, the mean over the seeds
+    score: float  # mean over the seeds of the best validation score
     point: Point  # {"train.learning_rate": 0.01, ...}
     config: RunConfig  # the contents of best.toml
     best_file: Path
@@ -80,7 +80,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _Search:
-    """A search whose files were read."""
+    """The inputs of a search, after its files were read."""
 
     options: SearchOptions
     written: str  # the text of the run file when the search began
@@ -160,7 +160,7 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
 
 
 def _settings(search: _Search) -> dict[str, Any]:
-    """Return the settings that decide the trials, as plain values; the location of the data does not."""
+    """Return the settings that decide the trials, as plain values. The location of the data is not one of them."""
     run = {**search.config.flatten(), "data.parties": search.config.data.parties}
     space = {
         f"space {key}": list(values.ends) if isinstance(values, Choices) else to_plain(values)
@@ -179,7 +179,7 @@ def _count_states(trials: Sequence[FinishedTrial]) -> str:
 def _write(search: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
     """Write trials.csv and best.toml; return the best complete trial, if there is one.
 
-    Of equal scores the fewest bytes win, then the earlier trial.
+    Of trials with equal scores, the one with the fewest bytes is the best, then the earlier one.
     """
     write_atomically(search.options.out / "trials.csv", _table(search.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
@@ -226,7 +226,7 @@ def _run_file(search: _Search, best: FinishedTrial) -> str:
     written = search.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
     keys |= {override.partition("=")[0].strip() for override in search.options.overrides} | set(best.point)
-    keys.add("train.preset")  # "none": otherwise a preset would choose the keys that this file leaves out
+    keys.add("train.preset")  # its value is "none"; otherwise a preset would choose the keys that are not in this file
     config = apply_point(search.config, best.point)
     if best.outcome.num_rounds != config.train.num_rounds:  # fewer fit into the budget
         keys.add("train.num_rounds")
@@ -244,5 +244,5 @@ def _run_file(search: _Search, best: FinishedTrial) -> str:
 
 
 def _keep_form(path: str, out: Path, given: str) -> str:
-    """Return an absolute path of the user unchanged, and any other path relative to the folder of best.toml."""
+    """Return an absolute path unchanged, and convert other paths to be relative to the folder of best.toml."""
     return path if path in given else os.path.relpath(path, out.resolve())

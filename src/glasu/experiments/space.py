@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.records import RecordError, describe, read_record
 
 Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
-TRIED = 300  # combinations that are checked with RunConfig before a search
+TRIED = 300  # number of combinations that are checked with RunConfig before a search
 FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
 SPACES = Path(str(resources.files("glasu.experiments"))) / "spaces"
 
@@ -33,7 +33,7 @@ def require(condition: bool, value: object, rule: str) -> None:
 class Choices:
     """A key that takes one of several values."""
 
-    ends: tuple[Any, ...]  # the values to check before a search: all
+    ends: tuple[Any, ...]  # all values; they are checked before a search
 
     def __post_init__(self) -> None:
         require(bool(self.ends), "[]", "at least one choice is needed.")
@@ -85,7 +85,7 @@ class Range:
         return number and self.low <= value <= self.high and (self.step is None or _divides(self.step, self.low, value))
 
     def decode(self, stored: float) -> float:
-        """Return the decimal number next to a drawn value: 0.3, not 0.1 + 0.1 + 0.1."""
+        """Return the nearest short decimal number to a drawn value: 0.3, not 0.1 + 0.1 + 0.1."""
         if self.step is None or self.is_integer:
             return stored
         low, step = Decimal(str(self.low)), Decimal(str(self.step))
@@ -192,7 +192,10 @@ def _divides(step: float, low: float, high: float) -> bool:
 
 
 def _samples(space: Space) -> Iterator[Point]:
-    """Yield all combinations of choices and bounds; if there are too many, every value and random combinations."""
+    """Yield all combinations of choices and bounds.
+
+    If there are too many, yield every value and random combinations.
+    """
     ends = [values.ends for values in space.keys.values()]
     if math.prod(len(values) for values in ends) <= TRIED:
         combinations: Iterator[tuple[Any, ...]] = itertools.product(*ends)

@@ -28,7 +28,7 @@ from glasu.randomness import Stream
 from glasu.records import describe, read_record
 
 STUDY_NAME = "glasu search"
-FIRST_PRUNED = 5  # complete trials before the first one is pruned
+FIRST_PRUNED = 5  # number of complete trials before a trial can be pruned
 FIRST_GOAL = MARKS * 3 // 10 - 1  # the first mark at which a trial can be pruned
 
 
@@ -56,15 +56,16 @@ class FinishedTrial:
 class Study:
     """Numbers the trials 0, 1, ..., and draws each from a separate generator.
 
-    The point of a trial is a function of its number and of the trials before it, so a search that was killed continues
-    without a trace. Trials that were running are marked as failed in the file, and their numbers are assigned again.
+    The point of a trial is a function of its number and of the trials before it, so a search that was killed and
+    continued has the same trials. Trials that were running are marked as failed in the file, and their numbers are
+    assigned again.
     """
 
     def __init__(self, study: optuna.Study, space: Space, sampler: str, seed: int, first: Point | None) -> None:
         """Continue a study.
 
         Args:
-            study: from `open_study`.
+            study: the result of `open_study`.
             space: the keys that vary.
             sampler: "tpe", "random" or "grid".
             seed: seed of the draws.
@@ -115,7 +116,7 @@ class Study:
         return sorted(found, key=lambda trial: trial.number)
 
     def _choose(self, number: int) -> Point | None:
-        """Return the point of a trial that no sampler draws."""
+        """Return the point of trial 0 or of a grid, which no sampler draws."""
         if self._order is not None:
             return self._space.point(int(self._order[number]))
         return self._first if number == 0 else None
@@ -156,7 +157,7 @@ def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study
 
     Args:
         path: the SQLite file.
-        settings: everything except the number of trials that decides the results, as plain values.
+        settings: all settings that decide the results, except the number of trials, as plain values.
     """
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

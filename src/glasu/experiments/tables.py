@@ -1,4 +1,4 @@
-"""Turn results into tables; those of the paper have its figures beside ours."""
+"""Turn results into tables. Those of the paper show the paper's results beside ours."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _format_cost(results: Sequence[RunResult]) -> tuple[str, ...]:
 def _compare(theirs: float | None, results: Sequence[RunResult]) -> tuple[str, str, str]:
     """Format the paper's accuracy, ours and the difference."""
     ours = percentages(results)
-    if theirs is None or any(result.notes for result in results):  # other data than the paper's
+    if theirs is None or any(result.notes for result in results):  # a note means that the paper used other data
         return DASH, format_spread(ours), DASH
     return f"{theirs:.1f}", format_spread(ours), f"{fmean(ours) - theirs:+.1f}"
 
@@ -177,7 +177,7 @@ def _lazy(cells: Cells) -> TextTable:
 
 
 def _format_saving(most: Sequence[RunResult], results: Sequence[RunResult], what: str) -> str:
-    """Format the saving against exchanging every layer, in per cent."""
+    """Format the saving in per cent, compared with exchanging every layer."""
     before, after = (sum(getattr(result.row, what) for result in part) for part in (most, results))
     return f"{100 * (1 - after / before):.1f}" if before else DASH
 
@@ -269,7 +269,7 @@ def _partitions(cells: Cells) -> TextTable:
         "Test scores in per cent, mean over the seeds: the accuracy, or for two classes (minesweeper, tolokers) 100 "
         f"times the area under the ROC curve. In brackets: the score of {COMPARED} minus this score, the mean over the "
         "seeds that both have and its 90 % interval (paired, Student's t). alone: the best party on validation, by its "
-        "model or by label propagation; where one party has the labels, this party. labels: all parties, or this one. "
+        "model or by label propagation; if one party has the labels, this party. labels: all parties, or this one. "
         f"MB: bytes of {COMPARED}, evaluations included. A dash: not run, or failed."
     )
     if impossible:
@@ -304,7 +304,7 @@ def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float
     Args:
         found: scores by seed; None if the run is impossible.
         ours: scores of the compared method.
-        seeds: the number of seeds of the row; a column with fewer says so.
+        seeds: the number of seeds of the row; it is shown if the column has fewer.
     """
     if found is None:
         return "impossible"
@@ -317,7 +317,7 @@ def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float
 
 
 def format_interval(differences: Sequence[float]) -> str:
-    """Format the mean of paired differences and its 90 % interval by Student's t; without one for a single pair."""
+    """Format the mean of paired differences and its 90 % interval by Student's t; no interval for a single pair."""
     from scipy.stats import t
 
     mean, count = fmean(differences), len(differences)
@@ -328,5 +328,5 @@ def format_interval(differences: Sequence[float]) -> str:
 
 
 def _format_signed(value: float) -> str:
-    """Format a value with its sign; a value that is rounded to zero as +0.0."""
+    """Format a value with its sign. A value that is rounded to zero becomes +0.0."""
     return f"{round(value, 1) + 0.0:+.1f}"

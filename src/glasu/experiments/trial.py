@@ -1,6 +1,6 @@
-"""One trial of a search: train with each seed, follow the validation scores, and stop runs early.
+"""One trial of a search: train with each seed, record the validation scores, and stop bad runs early.
 
-A trial does not use test scores: a run ends with its last validation, before its test.
+A trial does not use test scores: its runs end after the last evaluation on validation nodes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
 from glasu.timing import Clock
 
-if TYPE_CHECKING:  # a search that waits for its workers does not load torch
+if TYPE_CHECKING:  # a process that only waits for its workers does not load torch
     from glasu import Evaluated, Event, PartyData
 
-MARKS = 10  # per run: trials are compared at equal shares of the rounds or bytes that a run may take
+MARKS = 10  # per run; trials are compared at equal shares of the rounds or bytes of a run
 Load = Callable[[RunConfig], "Sequence[PartyData]"]
 
 
@@ -31,20 +31,20 @@ Load = Callable[[RunConfig], "Sequence[PartyData]"]
 class Terms:
     """The settings that all trials of a search share."""
 
-    config: RunConfig  # with the keys that do not vary
+    config: RunConfig  # the keys that do not vary
     seeds: int = 1
-    max_bytes: int | None = None  # per run, until the evaluation that counts
+    max_bytes: int | None = None  # byte limit per run; later evaluations do not count
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial; of several seeds, or parties alone: the mean score, the latest round, the most bytes."""
+    """The result of a trial. Over several seeds or single parties: the mean score, the latest round, the most bytes."""
 
     state: Literal["complete", "pruned", "failed"]  # failed: diverged, or no evaluation within the budget
-    score: float | None = None  # best on validation; of a pruned trial, until it was stopped
+    score: float | None = None  # best validation score; of a pruned trial, the best until it was stopped
     best_round: int | None = None
-    bytes: int | None = None  # until the best evaluation
-    num_rounds: int | None = None  # as configured, or as many as fit into the budget with every seed
+    bytes: int | None = None  # bytes sent until the best evaluation
+    num_rounds: int | None = None  # the configured number, or the number that fits into the budget with every seed
     seconds: float = 0.0
     note: str = ""  # reason of a failure
     marks: tuple[float, ...] = ()  # the score at each mark; run i has the marks i * MARKS ... (i + 1) * MARKS - 1
@@ -57,7 +57,7 @@ class _Evaluation(NamedTuple):
 
 
 class _RunEnded(BaseException):
-    """Leaves a run from its observer; not an error, like GeneratorExit."""
+    """Raised by an observer to end a run early. It is not an error."""
 
 
 def load_parties_once(config: RunConfig) -> Sequence[PartyData]:
@@ -125,18 +125,18 @@ def run_trial(
         if runs[-1].pruned or (should_stop(1.0) and index + 1 < terms.seeds):
             return outcome("pruned")
     fits = min((run.last_round for run in runs if run.over_budget), default=None)
-    if fits is not None and config.train.schedule != "constant":  # with fewer rounds the learning rates would differ
+    if fits is not None and config.train.schedule != "constant":  # fewer rounds would change the learning rates
         return outcome("failed", note=f"its schedule of {config.train.num_rounds} rounds needs more bytes")
     return outcome("complete", until=fits)
 
 
 class _Run:
-    """One run and its evaluations; parties that train alone have separate ones."""
+    """One run and its evaluations. Parties that train alone have separate evaluations."""
 
     def __init__(
         self, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool], *, combines: bool = False
     ) -> None:
-        self.combines = combines  # the parties train alone, and only their combined prediction counts
+        self.combines = combines  # whether only the combined prediction of the parties counts
         self.num_parties, self.max_bytes, self.should_stop = num_parties, max_bytes, should_stop
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.trained: set[str | None] = set()
@@ -157,7 +157,7 @@ class _Run:
             train(parties, config, observer=observe, workers=workers)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
-        """Return the best evaluation of each party up to a round; the earlier one of equals."""
+        """Return the best evaluation of each party up to a round; of equal ones, the earlier."""
         return [
             max((item for item in items if until is None or item.round <= until), key=lambda item: item.score)
             for items in self.evaluations.values()
@@ -185,7 +185,10 @@ class _Run:
             raise _RunEnded
 
     def _counts(self, event: Evaluated) -> bool:
-        """Return whether an evaluation is one of the method; parties that combine their predictions count together."""
+        """Return whether an evaluation counts.
+
+        If parties combine their predictions, only the combined evaluation does.
+        """
         return event.party is None or not self.combines
 
     def _record(self, event: Evaluated, num_rounds: int) -> None:

@@ -1,7 +1,7 @@
-"""Run tasks one after the other in this process, or side by side in worker processes.
+"""Run tasks one after the other in this process, or in parallel in worker processes.
 
-This process alone chooses tasks and stores results. A worker receives a task and returns a result, ends when its parent
-ends, and leaves Ctrl-C to its parent.
+This process alone chooses tasks and stores results. A worker receives a task and returns a result. It ends when its
+parent ends and does not receive Ctrl-C.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run_tasks(
                     result = future.result()
                     yield running.pop(future), result
     except BrokenProcessPool:
-        unfinished = ", ".join(map(str, running.values() or [task]))  # a broken pool does not take `task`
+        unfinished = ", ".join(map(str, running.values() or [task]))  # a broken pool does not accept `task`
         raise TrainingError(
             f"a process died; {unfinished} did not finish. If memory was short, use fewer --jobs. The same command "
             "continues from here."
@@ -70,9 +70,9 @@ def run_tasks(
 
 @contextmanager
 def _start_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Start the workers, and end all of them with the block."""
+    """Start the workers, and end all of them at the end of the block."""
     extensions = [extension.name for extension in registry.extensions()]
-    context = multiprocessing.get_context("spawn")  # a forked process has torch's locks but not its threads
+    context = multiprocessing.get_context("spawn")  # a forked process would have torch's locks but not its threads
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, context, _prepare_worker, (extensions,))
     try:
@@ -85,12 +85,12 @@ def _start_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 def _prepare_worker(extensions: Sequence[str]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for name in extensions:  # this process was spawned, so it has none of its parent's
+    for name in extensions:  # a spawned process has not loaded the extensions of its parent
         registry.load_extension(name)
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, also if the parent was killed."""
+    """End this process when its parent ends, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -99,7 +99,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, and keep it from processes that start in the block.
+    """Delay Ctrl-C to the end of the block. Processes that start in the block do not receive it.
 
     Processes inherit the signal mask, so Ctrl-C in a terminal ends only their parent. The mask is not enough for the
     parent: any of its threads can receive the signal, and SQLAlchemy logs a traceback if it arrives during a query.
@@ -107,7 +107,7 @@ def block_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks SIGINT
+    resource_tracker.ensure_running()  # otherwise starting the first process starts it, which unblocks SIGINT
     arrived = []
     handler = signal.signal(signal.SIGINT, lambda *_: arrived.append(True))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

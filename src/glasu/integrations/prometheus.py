@@ -39,7 +39,7 @@ def serve_metrics(address: tuple[str, int], look: Callable[[], View | None]) -> 
 
     Args:
         address: host and port; port 0 chooses a free one.
-        look: returns the present state of the server, or None before it has started.
+        look: returns the current state of the server, or None before it has started.
     """
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError("--metrics needs prometheus-client, which is not installed; pip install 'glasu[metrics]'.")

@@ -1,6 +1,6 @@
-"""Aggregation: how the server joins the clients' partial representations, and how a client separates its share.
+"""Aggregation: how the server combines the clients' partials, and how a client separates its own share.
 
-The server's halves work on numpy arrays. This module imports without torch because the server has none.
+The methods of the server work on numpy arrays. This module imports without torch because the server has none.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aggregation(ABC):
-    """How H[l+1] is made of the partials H_m^+[l]. Subclass it and register the class to add an aggregation."""
+    """Combines the partials H_m^+[l] into H[l+1]. To add an aggregation, register a subclass."""
 
-    allows_absence: ClassVar[bool] = False  # whether H[l+1] can be made of some clients' partials, in the same width
-    is_mean: ClassVar[bool] = False  # whether H[l+1] is the mean of the partials, so its change is the mean change
+    allows_absence: ClassVar[bool] = False  # whether some clients' partials make an H[l+1] of the same width
+    is_mean: ClassVar[bool] = False  # whether H[l+1] is the mean of the partials
 
     num_clients: int  # M
-    client: int = 0  # m; the server's halves do not read it
+    client: int = 0  # m; the methods of the server do not read it
 
     def among(self, num_present: int) -> Self:
         """Return the aggregation of a round to which only some clients contribute."""
@@ -55,20 +55,20 @@ class Aggregation(ABC):
 
     @abstractmethod
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1], given the share of the others and the own partial."""
+        """Return H[l+1], given the share of the other clients and this client's partial."""
 
     @abstractmethod
     def own_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at the own partial, given the gradient at H[l+1]."""
+        """Return the gradient at this client's partial, given the gradient at H[l+1]."""
 
     @abstractmethod
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
         """Server: return the encoded H[l+1].
 
         Args:
-            encoding: of the payloads and of the result.
+            encoding: the encoding of the payloads and of the result.
             payloads: the encoded partials, in client order, all of one shape.
-            key: of the answer.
+            key: the key of the answer.
             first_row: the position of the first row in the whole tensor.
         """
 
@@ -79,9 +79,9 @@ class Aggregation(ABC):
         """Server: return for each client the encoded gradient at its partial.
 
         Args:
-            encoding: of the payloads and of the results.
+            encoding: the encoding of the payloads and of the results.
             payloads: the encoded gradients at H[l+1] of the clients that sent one, in client order.
-            keys: of the answers, one per client.
+            keys: the keys of the answers, one per client.
             first_row: the position of the first row in the whole tensor.
         """
 
@@ -126,7 +126,7 @@ class Concat(Aggregation):
         return self.num_clients
 
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1] without the own columns."""
+        """Return H[l+1] without this client's columns."""
         import torch
 
         width = partial.shape[1]
@@ -134,7 +134,7 @@ class Concat(Aggregation):
         return torch.cat([joint[:, :start], joint[:, start + width :]], dim=1).detach()
 
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
-        """Put the own columns back; the result equals H[l+1] exactly."""
+        """Insert this client's columns; the result equals H[l+1] exactly."""
         import torch
 
         start = self.client * partial.shape[1]
@@ -145,13 +145,13 @@ class Concat(Aggregation):
         return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
-        return np.concatenate(payloads, axis=1)  # no number changes, so nothing is rounded a second time
+        return np.concatenate(payloads, axis=1)  # concatenates encoded values, so nothing is rounded again
 
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        # The columns of each client are combined alone, with its own key: stochastic rounding depends on the key.
-        # Encoded rows divide into columns of clients like plain ones.
+        # Combine the columns of each client separately, because stochastic rounding depends on the client's key.
+        # An encoded row can be divided into the columns of the clients like a row of floats.
         width = payloads[0].shape[1] // self.num_clients
         columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
         return [

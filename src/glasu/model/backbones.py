@@ -1,6 +1,6 @@
-"""Backbones: the kinds of graph layers, and the properties of each that the rest of the model reads.
+"""Backbones: the kinds of graph layers, and their properties that the rest of the model reads.
 
-This module imports without torch: the config checks names and settings against it, also on a server without torch.
+This module imports without torch, because the config uses it to check settings on a server without torch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Backbone(ABC):
-    """One kind of graph layer. Subclass it and register the class to add a backbone."""
+    """One kind of graph layer. To add a backbone, register a subclass."""
 
-    normalization: ClassVar[Normalization] = "symmetric"  # of the blocks, see `Adjacency`
+    normalization: ClassVar[Normalization] = "symmetric"  # how blocks are normalised, see `Adjacency`
     has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m
     uses_edge_weights: ClassVar[bool] = True
     uses_torch_generator: ClassVar[bool] = (
-        False  # whether layers draw from torch's global generator; then clients run one after the other
+        False  # whether layers draw from torch's global generator; clients then run one after the other
     )
-    takes_convolution: ClassVar[bool] = False  # whether the convolution is an argument of `glasu.train`
-    fused_step: ClassVar[str] = ""  # "module:function": (model, optimizer) -> maker of fused steps, or None
+    takes_convolution: ClassVar[bool] = False  # whether the caller of `glasu.train` passes the convolution
+    fused_step: ClassVar[str] = ""  # "module:function" with (model, optimizer) -> `StepMaker` or None
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -41,7 +41,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def build_layer(self, layer: int, width_in: int) -> Layer:
-        """Return layer l, which reads rows of `width_in` and makes rows of width `model.hidden`."""
+        """Return layer l, which reads rows of width `width_in` and returns rows of width `model.hidden`."""
 
     def activation(self, hidden: Tensor) -> Tensor:
         """Apply the function that follows every layer."""
@@ -107,7 +107,7 @@ class GAT(Backbone):
 
 
 class ConvolutionBackbone(Backbone):
-    """A PyG convolution on bipartite pairs. Subclass it and register the class to train with it over the network.
+    """A PyG convolution on bipartite pairs. To train with one over the network, register a subclass.
 
     The convolution is called with ((x_source, x_target), edge_index). The edges include the self loops.
     """

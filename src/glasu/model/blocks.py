@@ -1,7 +1,7 @@
 """Draw neighbours of S[l+1], and build the block A(E(S[l+1], S[l])) that one layer multiplies by.
 
-Node sets are sorted arrays of node numbers. Nothing here costs O(N) or O(E), except on request for all nodes. A draw is
-a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.randomness`.
+Node sets are sorted arrays of node numbers. The functions cost O(N) or O(E) only if they are called for all nodes. A
+draw is a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.randomness`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, draw_smallest, split_key
 
 NodeSet = NDArray[np.int64]
-NodeLabels = NDArray[np.int32]  # scratch of one client: one number per node, -1 between two calls, see `kernels`
+NodeLabels = NDArray[np.int32]  # scratch array of one client: one number per node, -1 between calls; see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
-NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # for `kernels.fill_block`
-DENSE_SHARE = 0.12  # measured at 4,057 nodes: above this share of non-zero entries a dense product is faster
+NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # codes of `fill_block`
+DENSE_SHARE = 0.12  # above this share of non-zero entries a dense product is faster, measured at 4,057 nodes
 DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 NO_WEIGHTS: NDArray[np.float64] = np.empty(0)
 
 
 def make_labels(num_nodes: int) -> NodeLabels:
-    """Return the scratch for draws and blocks of one client. Keep it: it has one entry per node."""
+    """Return the scratch array for draws and blocks of one client. Reuse it, because it has one entry per node."""
     return np.full(num_nodes, -1, np.int32)
 
 
@@ -55,11 +55,11 @@ class Block:
     """One layer's share of the graph: the matrix A restricted to S[l+1] x S[l]."""
 
     matrix: SparseRows
-    positions: NDArray[np.int64]  # of each node of S[l+1] in S[l]
-    dense: NDArray[np.floating] | None = None  # a dense copy of the matrix where a dense product is faster
+    positions: NDArray[np.int64]  # the position in S[l] of each node of S[l+1]
+    dense: NDArray[np.floating] | None = None  # a dense copy of the matrix, if a dense product is faster
 
     def edge_index(self) -> NDArray[np.int64]:
-        """Return the edges as two rows: position of the source in S[l], of the target in S[l+1]."""
+        """Return the edges as two rows: positions of the sources in S[l], positions of the targets in S[l+1]."""
         target = np.repeat(np.arange(self.matrix.shape[0]), np.diff(self.matrix.indptr))
         return np.stack([self.matrix.indices.astype(np.int64), target])
 
@@ -116,7 +116,7 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
-    """Draw up to fanout x |S[l+1]| nodes out of all new neighbours of S[l+1] together (layer-wise sampling).
+    """Draw up to fanout x |S[l+1]| nodes from the neighbours of S[l+1] outside S[l+1] (layer-wise sampling).
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
@@ -127,7 +127,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: No
 
 
 def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
-    """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independent of their edges.
+    """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independently of their edges.
 
     Edges from a drawn node are scaled by (N - |S|) / n. All edges inside S[l+1] are used, without scaling.
     """
@@ -138,10 +138,10 @@ def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: N
 
 
 def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: NodeLabels) -> Draw:
-    """Keep at most `room` of the nodes that a draw added to S[l+1], uniformly; scale up the edges from those kept.
+    """Keep a random subset of at most `room` nodes that a draw added to S[l+1]; scale up the edges from these nodes.
 
-    Given the draw, an added node is kept with probability room / added, and its edges weigh added / room times as much,
-    so an unbiased block stays unbiased. With no room only the edges inside S[l+1] are left, and the block is biased.
+    An added node is kept with probability room / added, and its edges are multiplied by added / room, so an unbiased
+    block stays unbiased. If `room` is 0, only the edges inside S[l+1] are left, and the block is biased.
     """
     added = len(draw.nodes) - len(targets)
     if added <= room:
@@ -178,14 +178,14 @@ def _union(targets: NodeSet, new: NodeSet) -> NodeSet:
 
 
 def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
-    """Keep the edges from `targets` and from the nodes drawn out of `population`, which are scaled up."""
+    """Keep the edges from `targets`, and the edges from nodes drawn out of `population`; scale up the latter."""
     starts, edges, outside = kernels.edges_between(*_edges_of(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
     return Draw(_union(targets, drawn), starts, edges, scale)
 
 
 class Adjacency:
-    """A(E_m) of one client, normalised by the degrees of its full graph, one block at a time.
+    """Builds blocks of A(E_m), normalised by the degrees of the client's full graph.
 
     symmetric: D^-1/2 (A + I) D^-1/2 with D counting the self loop; mean: D^-1 A, no self loops; none: A + I.
     """

@@ -1,7 +1,7 @@
-"""Dropout whose masks are functions of a key: the same round, step and layer give the same mask again.
+"""Dropout whose masks are functions of a key: the same round, step and layer always give the same mask.
 
-Masks are reused on purpose. Step 0 of a round repeats the forward pass of the joint inference, and its backward pass
-must see the same masks; a client that crashed and computes a round again must send the same bytes.
+There are two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its backward pass needs the
+same masks. And a client that crashed and computes a round again must send the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import Stream
 
 ENCODER = -1  # the layer number in keys of masks for the raw features
-ATTENTION = -2  # minus l: the layer number in keys of masks for the attention of layer l
+ATTENTION = -2  # ATTENTION - l is the layer number in keys of masks for the attention of layer l
 
 
 class Mask(NamedTuple):
@@ -47,7 +47,7 @@ class Dropout:
     """The masks of one step of one client."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is one byte; neither all nor nothing is dropped
+        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is one byte; some values are kept and some dropped
         self.threshold = np.uint8(nearest if rate > 0 else 0)
         self.scale = 2**8 / (2**8 - nearest)
         self.stream = stream
@@ -66,7 +66,7 @@ class Dropout:
         return hidden.with_data(hidden.data * mask.factors(hidden.nnz, hidden.dtype))
 
     def attention(self, shares: Tensor, layer: int) -> Tensor:
-        """Drop attention shares of a layer and scale up the rest; the mask is not that of the layer's input."""
+        """Drop attention weights of a layer and scale up the rest. The layer's input has a different mask."""
         dropped = self(shares, ATTENTION - layer)
         assert isinstance(dropped, Tensor)
         return dropped

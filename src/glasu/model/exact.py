@@ -1,4 +1,4 @@
-"""Exact inference: layers over all nodes and all edges, every node once per layer, in chunks of bounded memory."""
+"""Exact inference: each layer computes every node once, with all edges, in chunks of bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glasu.model.step import ForwardStep, ProgressEvent
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """X_m where it is stored, perhaps in a file. Rows are read, and scaled, when they are needed."""
+    """X_m, in memory or in a file. Rows are read and scaled when they are needed."""
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
@@ -35,7 +35,7 @@ class FeatureRows:
 
     @cached_property
     def whole(self) -> Hidden:
-        """All rows. They stay in memory, because a product that reads all rows is followed by others that do."""
+        """All rows. They stay in memory, because later products read all rows, too."""
         return self.read(np.arange(self.shape[0]))
 
     def rows(self, positions: NodeSet) -> Hidden:
@@ -44,9 +44,9 @@ class FeatureRows:
 
 
 class ExactInference(ForwardStep):
-    """The forward pass at all nodes; the last layer computes the requested nodes only.
+    """The forward pass at all nodes. The last layer is computed at the requested nodes only.
 
-    All rows of the lower layers are computed, so no node set has to travel.
+    All rows of the lower layers are computed, so clients need not agree on node sets.
     """
 
     def __init__(self, model: ClientModel, sampler: Sampler, features: FeatureRows, nodes: NodeSet) -> None:
@@ -85,7 +85,7 @@ class ExactInference(ForwardStep):
         if not isinstance(hidden, FeatureRows):
             hidden = self.model.layer_input(layer, hidden, no_dropout())
         prepared = _prepare(module, hidden)
-        for rows, block, columns in self.sampler.exact_blocks(targets):  # a chunk costs as much as it has edges
+        for rows, block, columns in self.sampler.exact_blocks(targets):  # the cost of a chunk is its number of edges
             initial = None if self._initial is None else rows_of(self._initial, targets[rows])
             assert initial is None or isinstance(initial, Tensor)
             ready = _rows(prepared, columns)
@@ -109,7 +109,7 @@ def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:
 
 
 def _prepare(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:
-    """Apply `Layer.prepare` to all rows; features that it leaves unchanged stay where they are stored."""
+    """Apply `Layer.prepare` to all rows. If it leaves the features unchanged, they are not loaded."""
     if not isinstance(hidden, FeatureRows):
         return module.prepare(hidden)
     prepared: list[Tensor] = []

@@ -1,6 +1,6 @@
 """GCN, GCNII, GAT and SAGE sub-layers, and any PyG convolution, acting on one block.
 
-Each layer has two halves: `prepare` works on single rows of H[l], `propagate` mixes rows along the edges of the block.
+Each layer has two parts: `prepare` works on single rows of H[l], `propagate` mixes rows along the edges of the block.
 Training calls one after the other. Exact evaluation prepares all rows once and propagates chunk by chunk.
 """
 
@@ -23,7 +23,7 @@ from glasu.model.sparse import SparseRows
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only for the raw features
 Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
 Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some values and scales up the others
-DENSE_SPEED = 7  # measured: multiplications per second of a dense product, relative to a sparse one
+DENSE_SPEED = 7  # speed of a dense product in multiplications per second, relative to a sparse one; measured
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -87,7 +87,7 @@ class Projection(nn.Module):
 
 
 class Layer(nn.Module, ABC):
-    """One sub-layer of a client; a subclass states how rows are mixed."""
+    """One sub-layer of a client. A subclass defines how rows are mixed."""
 
     reads_input = False  # whether `propagate` reads H[l] besides the output of `prepare`
 
@@ -101,18 +101,18 @@ class Layer(nn.Module, ABC):
 
         Args:
             prepared: the output of `prepare`; rows S[l].
-            hidden: H[l] itself, rows S[l]; may be None if it is another object than `prepared` and is not read.
+            hidden: H[l] itself, rows S[l]; may be None if `prepare` changed it and `reads_input` is False.
             initial: H_m^0 at the rows S[l+1]; None without an encoder.
             block: A restricted to S[l+1] x S[l].
         """
 
     def forward(self, hidden: Hidden, initial: Tensor | None, block: Block, drop: Drop | None = None) -> Tensor:
-        """Compute both halves; in training, `drop` drops attention shares."""
+        """Compute both parts. In training, `drop` drops attention weights."""
         return self.propagate(self.prepare(hidden), hidden, initial, block)
 
 
 class GCNLayer(Layer):
-    """A H W + b (Kipf and Welling 2017), in the order of products that costs less."""
+    """A H W + b (Kipf and Welling 2017), computed in the cheaper of the two orders."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class GCNIILayer(Layer):
         self.reduce = Projection(width_in, width_out) if width_in != width_out else None
         self.linear = Projection(width_out, width_out, bias=False)
         self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
-        self.larger = max(alpha, 1 - alpha)  # becomes a factor of a product, which saves a pass over all rows
+        self.larger = max(alpha, 1 - alpha)  # used as a factor of a later product, which saves a pass over all rows
         self.kept, self.turned = self.larger * (1 - self.beta), self.larger * self.beta
 
     def prepare(self, hidden: Hidden) -> Hidden:
@@ -167,7 +167,7 @@ class GCNIILayer(Layer):
         return torch.addmm(support, support, self.linear.weight, beta=self.kept, alpha=self.turned)
 
     def _support(self, prepared: Tensor, initial: Tensor, block: Block) -> Tensor:
-        """Return (1 - alpha) A H + alpha H^0, divided by the larger of the two shares, in one pass over the rows."""
+        """Return (1 - alpha) A H + alpha H^0, divided by max(alpha, 1 - alpha), in one pass over the rows."""
         if self.alpha < 1 - self.alpha:
             return mix_rows(block, prepared, initial, self.alpha / self.larger)
         return torch.add(initial, mix_rows(block, prepared), alpha=(1 - self.alpha) / self.larger)
@@ -198,10 +198,10 @@ class SAGELayer(Layer):
 
 
 class GATLayer(Layer):
-    """Attention over the block's edges and self loops, the heads side by side (Velickovic et al. 2018).
+    """Attention over the block's edges and self loops, with concatenated heads (Velickovic et al. 2018).
 
-    Edge weights are ignored: the paper has none, and attention takes their place (`Backbone.uses_edge_weights`). In
-    training, attention shares are dropped like the layer's input, as in the paper; it overfits otherwise.
+    Edge weights are ignored, because attention replaces them (`Backbone.uses_edge_weights`). In training, dropout
+    applies to attention weights as to the layer's input, as in the GAT paper; otherwise the layer overfits.
     """
 
     negative_slope = 0.2
@@ -233,7 +233,7 @@ class GATLayer(Layer):
         toward = (values * self.attention_source).sum(-1)
         own = (values[torch.from_numpy(block.positions)] * self.attention_target).sum(-1)
         score = nn.functional.leaky_relu(toward[source] + own[target], self.negative_slope)
-        score = score - _largest(score.detach(), target, rows)[target]  # same softmax, and exp cannot overflow
+        score = score - _largest(score.detach(), target, rows)[target]  # same softmax, without overflow of exp
         weight = score.exp()
         share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
         share = share if drop is None else drop(share)
@@ -247,7 +247,7 @@ def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
 
 
 class ResidualLayer(Layer):
-    """Any layer plus a skip connection: H[l] W at the rows S[l+1] is added to its output."""
+    """Any layer with a skip connection, which adds H[l] W at the rows S[l+1] to the layer's output."""
 
     reads_input = True
 
@@ -279,11 +279,11 @@ class CustomLayer(Layer):
     def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
         # PyG adds the loops i -> i. In a block, source i and target i are different nodes, so the loops would connect
-        # wrong nodes.
+        # the wrong nodes.
         if any(getattr(module, "add_self_loops", False) for module in convolution.modules()):
             raise ConfigError(
-                f"{type(convolution).__name__} has add_self_loops=True, which connects wrong nodes in a block whose "
-                "source and target nodes differ. Pass add_self_loops=False: GLASU's blocks contain the self loops."
+                f"{type(convolution).__name__} has add_self_loops=True, which connects the wrong nodes in a block "
+                "whose source and target nodes differ. Pass add_self_loops=False: GLASU's blocks contain self loops."
             )
         self.convolution, self.width_out = convolution, width_out
 

@@ -20,7 +20,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
 def schedule_factor(config: RunConfig, round_index: int) -> float:
-    """Return the factor on the learning rate; "step" divides by ten after half and three quarters of the rounds."""
+    """Return the factor on the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
     progress = round_index / config.train.num_rounds
     if config.train.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
@@ -32,11 +32,12 @@ def schedule_factor(config: RunConfig, round_index: int) -> float:
 class Optimizer:
     """SGD or Adam with the formulas of torch, in one loop over all weights.
 
-    All weights lie end to end in one vector, their gradients in another, and the model holds views of both. So a step
-    is one loop for any number of layers. A weight that no loss reads has gradient zero; weight decay still applies.
+    All weights are concatenated in one vector and their gradients in another; the model holds views of both. So a step
+    is one loop for any number of layers. A weight that does not affect the loss has gradient zero; weight decay still
+    applies.
 
-    Plain SGD needs nothing but the gradient. Where the gradient is a product, the product can change the weight
-    directly (`descent`), which saves writing and reading the gradient. `step` then changes the other parts only.
+    Plain SGD needs only the gradient. If the gradient is a matrix product, the product can be added to the weight
+    directly (`descent`), which saves writing and reading the gradient. `step` then updates the other weights only.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
@@ -48,7 +49,7 @@ class Optimizer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step needs nothing but the gradient."""
+        """Whether a step needs only the gradient: SGD without momentum."""
         return self.train.optimizer == "sgd" and not self.train.momentum
 
     @property
@@ -57,7 +58,7 @@ class Optimizer:
         return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
 
     def step(self, parts: Sequence[slice] = ALL) -> None:
-        """Change the weights by their gradients. `parts` counts for plain SGD only: the parts not changed yet."""
+        """Update the weights by their gradients. Plain SGD updates only `parts`, those that were not updated yet."""
         self.steps += 1
         kind, train = self.weights.dtype.type, self.train
         if train.optimizer == "adam":
@@ -83,7 +84,7 @@ class Optimizer:
         return {**moments, "steps": torch.tensor(self.steps)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned; an empty mapping restores the initial state."""
+        """Restore a result of `state`; an empty mapping restores the initial state."""
         moments = {name: values.numpy().copy() for name, values in state.items() if name != "steps"}
         self.moments, self.steps = moments, int(state["steps"]) if state else 0
 

@@ -15,8 +15,8 @@ from glasu.model.sparse import SparseRows
 from glasu.model.task import ScoreRows, Task
 
 ALPHAS = (1.0, 0.8, 0.5, 0.3, 0.2, 0.1)  # 1 leaves the scores unchanged
-PROPAGATING = ALPHAS[1:]  # those that change the scores
-STEPS = 10  # more steps changed no validation score by more than the noise between seeds (docs/experiments.md)
+PROPAGATING = ALPHAS[1:]  # the values of alpha that change the scores
+STEPS = 10  # more steps changed validation scores less than another seed does (docs/experiments.md)
 
 
 def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS) -> ScoreRows:
@@ -30,7 +30,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
     Args:
         graph: E_m; A[i, j] is the weight of the edge from j to i.
         scores: P, shape (N, C).
-        alpha: the share of P.
+        alpha: the weight of P.
         steps: number of repetitions.
 
     Returns:
@@ -49,7 +49,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
 
 
 def choose_alpha(score: Callable[[float], float], alphas: Iterable[float] = ALPHAS) -> float:
-    """Return the alpha with the greatest score; the first one of equals, or if all scores are NaN."""
+    """Return the alpha with the greatest score; the first one if scores are equal or all NaN."""
     scores = {alpha: score(alpha) for alpha in alphas}
     return max(scores, key=lambda alpha: np.nan_to_num(scores[alpha], nan=-np.inf))
 
@@ -57,7 +57,7 @@ def choose_alpha(score: Callable[[float], float], alphas: Iterable[float] = ALPH
 def start_from_labels(task: Task, party: PartyData) -> ScoreRows:
     """Return the scores from which plain label propagation starts.
 
-    A training node has the scores of its label. Every other node has their mean: the shares of the classes.
+    A training node has the scores of its label. Every other node has the mean of these scores: the class frequencies.
     """
     assert party.labels is not None
     assert party.splits is not None

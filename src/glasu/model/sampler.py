@@ -1,6 +1,6 @@
-"""Samplers: they draw the node sets of one client and build the blocks between them.
+"""Samplers draw the node sets of one client and build the blocks between them.
 
-This module imports without torch. The protocol reads the class-level properties also on a server without torch.
+This module imports without torch, because a server without torch reads the class-level properties.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from glasu.secret import Secret
 from glasu.wire.encodings import compute_dtype
 
 log = logging.getLogger("glasu.model")
-DENSELY_READ = 4  # an exact product reads the rows of all nodes if it has more edges than a quarter of the nodes
+DENSELY_READ = 4  # an exact product reads all rows if the number of its edges exceeds a quarter of the number of nodes
 
 
 def training_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
-    """Draw the examples of one round, uniformly; every client that knows the training examples draws the same batch."""
+    """Draw the examples of one round uniformly. Every client that knows the training examples draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
     if size == 0 or size >= len(examples):
@@ -63,18 +63,19 @@ class Sample:
 
 
 class Sampler(ABC):
-    """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks in between.
+    """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks between them.
 
-    A subclass overrides `draw` and states what the protocol must know about it. Below a layer that aggregates, all
-    clients must have the same set S[l]. They have it if the clients agree on the union of their draws
-    (`agrees_on_node_sets`), if all draw with one seed (`shares_draws`), or if S[l] is all nodes (`reads_whole_graph`).
+    To add a sampler, register a subclass. It overrides `draw` and sets the class variables that the protocol reads. The
+    input set S[l] of layer l must be the same at all clients if layer l-1 aggregates. There are three ways: the clients
+    agree on the union of their draws (`agrees_on_node_sets`), all clients draw with one seed (`shares_draws`), or S[l]
+    is all nodes (`reads_whole_graph`).
     """
 
-    agrees_on_node_sets: ClassVar[bool] = False  # the clients exchange proposals; the server unites them
-    shares_draws: ClassVar[bool] = False  # every client can draw S[l], and the batch once it knows the training nodes
-    reads_whole_graph: ClassVar[bool] = False  # every S[l] below S[L] is all nodes, with all edges
-    keeps_matrices = False  # whether blocks are kept from round to round, also for evaluation
-    leaves_out_rows = False  # whether a draw may hold nodes that this client neither shares nor reads
+    agrees_on_node_sets: ClassVar[bool] = False  # the clients send proposals, and the server returns their union
+    shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
+    reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L is all nodes, with all edges
+    keeps_matrices = False  # whether blocks are kept from round to round and for evaluations
+    leaves_out_rows = False  # whether `blocks` leaves out rows that this client neither shares nor reads
     chunk_rows = 8192  # rows per exact product
     chunk_edges = 2**20  # edges per exact product
 
@@ -82,7 +83,7 @@ class Sampler(ABC):
         """Prepare to draw from the graph of client m; the settings are resolved."""
         backbone = backbone_class(config.model)
         self.train, self.graph, self.client = config.train, graph, client
-        self.private_seed: int | Secret = config.train.seed  # of draws that are not shared; see `Learner`
+        self.private_seed: int | Secret = config.train.seed  # seeds draws that are not shared; `Learner` sets it
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, backbone.normalization, compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
@@ -123,7 +124,7 @@ class Sampler(ABC):
         """
         kept = [nodes[-1]]
         blocks: list[Block] = []
-        read: NDArray[np.int64] | None = None  # the rows of this layer's output that are kept; None: all
+        read: NDArray[np.int64] | None = None  # the kept rows of this layer's output; None: all
         for layer in reversed(range(len(draws))):
             block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
             if read is not None:
@@ -155,7 +156,7 @@ class Sampler(ABC):
         return self.adjacency.block(targets, draw.nodes, draw)
 
     def _product_chunks(self, targets: NodeSet) -> Iterator[slice]:
-        """Divide rows into chunks that exceed neither `chunk_rows` nor, unless a single row does, `chunk_edges`."""
+        """Divide rows into chunks of at most `chunk_rows` rows and `chunk_edges` edges, but at least one row."""
         ends = np.cumsum(self.graph.indptr[targets + 1] - self.graph.indptr[targets])
         start = 0
         while start < len(targets):
@@ -174,8 +175,8 @@ class FullGraph(Sampler):
     def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
         super().__init__(config, graph, client)
         self.keeps_matrices = self.adjacency.normalization != "none"
-        self.leaves_out_rows = config.train.batch_size == 0  # only then every round has the same sample
-        # Two sets of targets occur again and again: all nodes (True) and the training nodes (False).
+        self.leaves_out_rows = config.train.batch_size == 0  # only then do all rounds have the same sample
+        # Two sets of targets recur in every round: all nodes (True) and the training nodes (False).
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}
         self._blocks: dict[bool, tuple[Draw, Block]] = {}
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None
@@ -197,7 +198,7 @@ class FullGraph(Sampler):
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
         if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
-            return self._sample[1:]  # this round has the sample of the last one
+            return self._sample[1:]  # this round has the same sample as the last one
         blocks, kept = super().blocks(nodes, draws)
         if self.leaves_out_rows:
             self._sample = draws, blocks, kept
@@ -223,7 +224,7 @@ class _Sampled(Sampler):
         draw = self._draw_edges(targets, stream.key())
         room = max(0, train.max_nodes - len(targets))
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
-            return draw  # an evaluation has many nodes; a bound would leave them no neighbours
+            return draw  # an evaluation has many nodes, so a bound would leave no room for neighbours
         key = stream._replace(purpose=f"{purpose}, kept").key()
         return thin_draw(self.graph, targets, draw, room, key, self.adjacency.labels)
 
@@ -243,7 +244,7 @@ class Neighbor(_Sampled):
 
 
 class SharedSeed(_Sampled):
-    """Draws from all nodes with a seed that all clients share, so no node set travels."""
+    """Draws from all nodes with a seed that all clients share, so no node set is sent."""
 
     shares_draws = True
     leaves_out_rows = True

@@ -13,10 +13,10 @@ _WORDS = slice(3, 3 + 624)
 
 
 def seed_torch_generator(stream: Stream) -> None:
-    """Bring torch's generator to the start of a stream.
+    """Seed torch's generator with a stream.
 
-    `manual_seed` uses only 32 bits of its seed, and a reader of one message could try all of them. So a stream of a
-    secret sets all words of the state. A public stream has nothing to hide.
+    `manual_seed` uses only 32 bits of its seed, and a reader of one message could try all of them. So a stream with a
+    secret sets all words of the state. A public stream does not need this.
     """
     generator = torch.default_generator
     generator.manual_seed(stream.torch_seed())

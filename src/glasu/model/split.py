@@ -55,8 +55,8 @@ class ClientModel(nn.Module):
         wide = config.hidden * aggregation_of(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
-        # Layers of other libraries draw their weights from torch's one generator. It is seeded before each layer, and
-        # clients in several threads build their layers one after the other.
+        # Layers of other libraries draw their weights from torch's global generator. It is seeded before each layer,
+        # and a lock makes clients in several threads build their layers one after the other.
         with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
             seed_torch_generator(stream("weights", ENCODER))
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
@@ -78,7 +78,7 @@ class ClientModel(nn.Module):
         self.activation: Callable[[Tensor], Tensor] = self.backbone.activation
 
     def encode(self, features: Hidden, dropout: Dropout) -> tuple[Hidden, Tensor | None]:
-        """Return H_m[0] and, with an encoder, the initial representation H_m^0 = ReLU(Linear(X_m)); the same rows."""
+        """Return H_m[0] and, with an encoder, the initial representation H_m^0 = ReLU(Linear(X_m)) at the same rows."""
         if self.encoder is None:
             return features, None
         initial = nn.functional.relu(self.encoder(dropout(features, ENCODER)))
@@ -125,7 +125,7 @@ def draw_classifier(stream: Stream, width: int, num_outputs: int) -> Projection:
 
 
 def input_scale(config: ModelConfig, mean_length: float) -> float:
-    """Return the factor for the features; "auto" brings the mean length of a row that is not zero to 3."""
+    """Return the factor for the features. "auto" scales the mean length of the rows that are not zero to 3."""
     if config.input_scale != "auto":
         return config.input_scale
     return TYPICAL_NORM / mean_length if mean_length else 1.0

@@ -1,8 +1,8 @@
-"""One pass through the layers of a client: forward, and in training backward.
+"""One pass through the layers of a client: forward and, in training, backward.
 
-A step computes; the protocol exchanges tensors between two layers. There are three implementations: `AutogradStep`
-works for any backbone, `fused.gcnii.FusedStep` is faster for gcnii, and `exact.ExactInference` goes forward over all
-nodes without sampling.
+A step only computes. The protocol exchanges tensors between the layers. There are three implementations: `AutogradStep`
+works for any backbone, `fused.gcnii.FusedStep` is faster for gcnii, and `exact.ExactInference` is a forward pass over
+all nodes without sampling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ProgressEvent = TypeVar("ProgressEvent")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What the layers of one client read in one round."""
+    """The inputs of one client's layers in one round."""
 
     features: Hidden  # X_m[S_m[0]], scaled
     blocks: tuple[Block, ...]
@@ -47,7 +47,7 @@ class ForwardStep(ABC):
     def layer_in_parts(
         self, layer: int, hidden: Any, report: Callable[[float], ProgressEvent]
     ) -> Generator[ProgressEvent, None, Tensor]:
-        """Return H_m^+[l], given H_m[l]. A long computation yields `report(share of the pass)` after each part."""
+        """Return H_m^+[l], given H_m[l]. After each part of a long computation, it yields `report(share done)`."""
 
     @abstractmethod
     def logits(self, joint: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ForwardStep(ABC):
 class Step(ForwardStep):
     """A training step. Backward: `begin_backward`, `backward_classifier`, `backward_layer` L-1..0, `backward_encoder`.
 
-    After the backward pass, the `pending` weights have gradients. The other weights have changed by theirs already.
+    After the backward pass, the `pending` weights have gradients. The other weights are already updated.
     """
 
     pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still change
@@ -101,13 +101,13 @@ class AutogradStep(Step):
 
         Args:
             model: the network.
-            inputs: what the layers read.
+            inputs: the inputs of the layers.
             dropout: the masks of this step.
-            recording: False if there is no backward pass.
+            recording: whether a backward pass will follow.
         """
         super().__init__(inputs, dropout)
         self.model, self.recording = model, recording
-        self._tapes: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}  # input, initial and output of l
+        self._tapes: dict[int, tuple[Tensor | None, Tensor | None, Tensor]] = {}  # input, H_m^0 and output of layer l
         self._encoded: Tensor | None = None
         self._initial = self._initial_gradient = torch.empty(0)
 
@@ -140,7 +140,7 @@ class AutogradStep(Step):
         return self._save(len(self.model.layers), leaf, None, made)
 
     def begin_backward(self) -> None:
-        self.model.zero_grad(set_to_none=False)  # gradients are views of one vector and must stay so
+        self.model.zero_grad(set_to_none=False)  # gradients must stay views of one vector
 
     def backward_classifier(self, gradient: Tensor) -> Tensor:
         found = self.backward_layer(len(self.model.layers), gradient)
@@ -175,7 +175,7 @@ StepMaker = Callable[[Inputs, Dropout], Step]
 
 
 class Steps:
-    """Makes the steps of one client: fused where the backbone has a fused step for this model, else with autograd."""
+    """Makes the steps of one client: fused steps if the backbone has them for this model, else autograd steps."""
 
     def __init__(self, model: ClientModel, optimizer: Optimizer) -> None:
         self.model = model
@@ -184,8 +184,8 @@ class Steps:
             self._fused = registry.import_attribute(target, "the fused step")(model, optimizer)
 
     def make(self, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> Step:
-        """Return a step; `recording=False` if there is no backward pass."""
-        # A fused step multiplies sparse blocks. Where a block is held dense, the dense product of autograd is faster.
+        """Return a step; pass `recording=False` if no backward pass will follow."""
+        # A fused step multiplies sparse blocks. If a block has a dense copy, the dense product of autograd is faster.
         if self._fused is not None and all(block.dense is None for block in inputs.blocks):
             return self._fused(inputs, dropout)
         return AutogradStep(self.model, inputs, dropout, recording=recording)

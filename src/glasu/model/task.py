@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from glasu.config import TrainConfig
 
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
-# Bound of a standardised prediction that a client releases. Of 10,000 labels, none is further from their mean.
+# Bound of a standardised prediction that a client releases. Standardised labels of up to 10,000 nodes never exceed it.
 MAX_DEVIATIONS = 100.0
-MIN_JUDGED = 20  # of fewer nodes, a model may well predict one class for all
+MIN_JUDGED = 20  # for fewer nodes, even a good model may predict one class only
 
 
 @dataclass(frozen=True)
 class Metric:
     """A number that measures predictions against labels."""
 
-    name: str  # in report.json
-    title: str  # in tables and lines for people
-    is_share: bool = True  # in 0..1, and shown as a percentage
-    can_be_undefined: bool = False  # NaN, although labels are known
+    name: str  # the name in report.json
+    title: str  # the name in tables and log lines
+    is_share: bool = True  # whether it lies in 0..1 and is shown as a percentage
+    can_be_undefined: bool = False  # whether it can be NaN although labels are known
 
     def standard_error(self, value: float, count: int) -> float:
         """Return a standard error of the metric on `count` nodes.
 
-        For a share of nodes it is that of a binomial, with one more success and failure. For ROC AUC and R2 it is the
-        largest one that a share can have, which keeps small differences from deciding.
+        For a share of nodes it is that of a binomial proportion with one success and one failure added. For ROC AUC and
+        R2 it is the largest value that a share can have, so that a small difference decides nothing.
         """
         if not self.is_share or math.isnan(value):
             return 0.5 / math.sqrt(max(count, 1))
@@ -52,7 +52,7 @@ class Metric:
         return math.sqrt(share * (1 - share) / max(count, 1))
 
     def format(self, value: float) -> str:
-        """Format a value; NaN, which means no data, as a dash."""
+        """Format a value. NaN means no data and becomes a dash."""
         if math.isnan(value):
             return "-"
         return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
@@ -71,11 +71,11 @@ R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # needs two node
 
 
 class Task(ABC):
-    """A learning task. Subclass it and register the class to add a task."""
+    """A learning task. To add a task, register a subclass."""
 
-    metrics: ClassVar[tuple[Metric, ...]]  # in the order of the message; reports list the first for every client
-    selected_by: ClassVar[Metric]  # its greatest value on the validation nodes selects the model
-    falls_back_to: ClassVar[Metric] = LOSS  # its lowest value selects where `selected_by` is undefined
+    metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
+    selected_by: ClassVar[Metric]  # the model with its greatest value on the validation nodes is selected
+    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this one selects
     scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
@@ -91,12 +91,12 @@ class Task(ABC):
         """Return whether labels have the form of this task."""
 
     def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
-        """Derive from the known training labels what the loss needs. A client with labels calls this once."""
-        return  # nothing, unless a task says otherwise
+        """Compute values that the loss needs from the known training labels. A client with labels calls this once."""
+        return  # by default the loss needs nothing
 
     @abstractmethod
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
-        """Return labels that are all unknown (-1 or NaN). A prediction uses them in place of labels."""
+        """Return labels that are all unknown (-1 or NaN), for predictions without labels."""
 
     def training_examples(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the examples of the training split that the task can learn from: those with a known label.
@@ -128,7 +128,7 @@ class Task(ABC):
         return torch.from_numpy(labels)
 
     def label_scores(self, labels: Labels, classes: Sequence[str]) -> ScoreRows:
-        """Return the scores that a certain and correct prediction of known labels has; one row per label."""
+        """Return the scores of a prediction that is correct with certainty, one row per label."""
         return labels.reshape(len(labels), -1).astype(np.float64)
 
     # Loss and scores.
@@ -175,7 +175,7 @@ class Task(ABC):
 
     def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
         """Return whether a model has learned nothing: it predicts the same for nodes with different labels."""
-        return False  # unless a task can tell
+        return False  # by default a task cannot detect this
 
     # Predictions.
 
@@ -200,7 +200,7 @@ class Multiclass(Task):
     selected_by = ACCURACY
     label_form = "one class per node"
     takes_class_weights = True
-    weights: Tensor | None = None  # of the classes; their mean over the training labels is 1
+    weights: Tensor | None = None  # one weight per class; their mean over the training labels is 1
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return labels.ndim == 1 and labels.dtype.kind in "iu"
@@ -274,8 +274,8 @@ class Multiclass(Task):
 class Binary(Multiclass):
     """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
 
-    The logit is that of the second class, the positive one. This equals two logits of which the first is always 0, so
-    losses, scores and their checks are those of `Multiclass`.
+    The logit belongs to the second class, which is the positive one. This equals two logits of which the first is
+    always 0, so losses, scores and checks are the same as in `Multiclass`.
     """
 
     metrics = (ROC_AUC, AVERAGE_PRECISION, ACCURACY, MACRO_F1, LOSS)
@@ -286,7 +286,7 @@ class Binary(Multiclass):
         return super().accepts(labels, classes) and len(classes) == 2
 
     def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
-        return False  # where one class is rare, useful scores may all lie on one side of 1/2
+        return False  # if one class is rare, useful scores may all lie on one side of 1/2
 
     def head_width(self, classes: Sequence[str]) -> int:
         return 1
@@ -374,7 +374,7 @@ class Regression(Task):
     def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
         import torch
 
-        # A prediction has no labels here; it restores the scale with the weights.
+        # In a prediction there are no labels; the scale is restored with the weights.
         self.scale = torch.tensor(measure_labels(labels) if len(labels) else (0.0, 1.0), dtype=torch.float64)
 
     def head_width(self, classes: Sequence[str]) -> int:
@@ -420,7 +420,7 @@ class Regression(Task):
             r2 = math.nan
         elif spread.any():
             r2 = float(1 - error.sum() / spread.sum())
-        else:  # equal labels, for which scikit-learn defines these values
+        else:  # all labels are equal; these values are scikit-learn's
             r2 = 0.0 if error.any() else 1.0
         return {"r2": r2, "mse": float(error.mean())}
 
@@ -454,7 +454,7 @@ def task_of(train: TrainConfig) -> Task:
 
 
 def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> dict[str, float]:
-    """Return the area under the ROC curve and the average precision. Nodes with equal scores are one threshold.
+    """Return the area under the ROC curve and the average precision. Nodes with equal scores share a threshold.
 
     Without a positive or a negative node, the area is undefined (NaN); without a positive one, the precision is 0.
     """
@@ -475,7 +475,7 @@ def _weigh_classes(
 ) -> NDArray[np.float64]:
     """Return the weights of the classes, scaled so that their mean over the labels is 1.
 
-    "balanced" weighs a class by n / (classes with a label * n of this class), as scikit-learn does.
+    "balanced" gives a class the weight n / (number of classes that occur * number of its labels), as scikit-learn does.
     """
     counts = np.bincount(labels, minlength=num_classes)
     if isinstance(weights, str):
@@ -492,7 +492,7 @@ def _weigh_classes(
 
 
 def _add_zero_logit(logits: Tensor) -> Tensor:
-    """Return the logits of both classes, given those of the second one."""
+    """Return the logits of both classes, given the logits of the second one."""
     import torch
 
     return torch.cat([torch.zeros_like(logits), logits], dim=1)
@@ -511,7 +511,7 @@ def _mean_loss(likelihood: NDArray[np.float64]) -> float:
 
 
 def _tolerance(scores: ScoreRows) -> float:
-    """Return the rounding error that a score or a sum of scores may have; a sum's grows with the number of classes."""
+    """Return the allowed rounding error of a score or of a sum of scores. It grows with the number of classes."""
     return 4.0 * float(np.finfo(scores.dtype).eps) * (8 + int(scores.shape[1]))
 
 

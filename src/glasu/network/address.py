@@ -8,7 +8,7 @@ HIGHEST_PORT = 65535
 
 
 def check_address(address: str, option: str) -> str:
-    """Return host:port, or refuse it by the name of the option that gave it."""
+    """Check an address host:port and return it; an error names the option that set it."""
     scheme, slashes, _ = address.rpartition("://")
     if slashes:
         raise ConfigError(f"{option} {address}: give host:port without {scheme}://, for example localhost:9443.")
@@ -16,7 +16,7 @@ def check_address(address: str, option: str) -> str:
     if not (host and port.isascii() and port.isdecimal()):
         raise ConfigError(f"{option} {address}: must be host:port, for example localhost:9443.")
     if int(port) > HIGHEST_PORT:
-        raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible one.")
+        raise ConfigError(f"{option} {address}: port {port} is above {HIGHEST_PORT}, the highest possible port.")
     return address
 
 

@@ -1,4 +1,4 @@
-"""The server's side of the handshake: which process of a party may take part."""
+"""The server's side of the handshake: it decides which process of a party may take part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FINISHED_ANSWERS = {  # by purpose: the answer to a process that comes when all 
 class Admission:
     """Compares each process of a party with the run, with the server and with the connected parties.
 
-    Without a fence the policy is `collect`: every process with the same purpose is admitted, whatever it states.
+    Without a fence the policy is `collect`: every process with the same purpose is admitted, whatever its facts.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Admission:
         """Admit processes of the roster's parties.
 
         Args:
-            facts: the server's.
+            facts: the facts of the server.
             config: the settings that a welcome offers.
             roster: the parties in client order.
             run: the id of the run.
@@ -103,7 +103,7 @@ class Admission:
         )
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
-        """Check what a party states when it is ready to run, or raise RefusalError; return warnings for the logs."""
+        """Check the statement of a party that is ready to run; return warnings for the logs, or raise RefusalError."""
         stated = read_payload(StatementPayload, statement, f"the statement of party {party!r}")
         lines: Sequence[str] = ()
         if self._fence is not None:
@@ -127,7 +127,7 @@ class Admission:
         """Return the statements of the parties of an attempt, in the same order.
 
         Raises:
-            RestartAttempt: a process came after the session had gathered the parties, and has stated nothing yet.
+            RestartAttempt: a process connected after the session had gathered the parties; its statement is missing.
         """
         statements = dict(self.statements)
         if not statements.keys() >= set(present):
@@ -151,12 +151,12 @@ class Admission:
         return self._asked
 
     def settle(self) -> None:
-        """Note that an attempt begins with the admitted processes."""
+        """Record that an attempt begins with the admitted processes."""
         if self._fence is not None:
             self._fence.settle()
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return why these parties cannot continue without the others; None if they can."""
+        """Return the reason why these parties cannot continue without the others; None if they can."""
         if self._facts.purpose != "prediction":
             return f"{'An' if self._facts.purpose == 'alignment' else 'A'} {self._facts.purpose} needs all parties."
         try:

@@ -39,7 +39,7 @@ class AlignedFolder:
     party: str
     file: Path
     common: int
-    ids: int  # of all nodes
+    ids: int  # number of the party's ids
 
 
 class AlignmentParty(PartyPurpose[AlignedFolder]):
@@ -49,9 +49,9 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         """Read the ids of the party.
 
         Args:
-            options: of the command.
-            max_ids: the size of the largest set that this party accepts from another one.
-            secret: decides this party's scalars; None: random bytes of this process.
+            options: the options of the command.
+            max_ids: the size of the largest set that this party accepts from another party.
+            secret: this party's scalars derive from it; None: new random bytes.
         """
         super().__init__(options, None)
         self.manifest, self.ids = read_normalized_ids(options.out)
@@ -67,11 +67,11 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         self._aligned: AlignedFolder | None = None
 
     def facts(self) -> Facts:
-        """Return the facts of this party. They hold nothing about its ids but the rules that normalised them."""
+        """Return the facts of this party. About its ids they state only the rules that normalised them."""
         return server_facts("alignment", id_rules=str(self.manifest.id_rules))
 
     def start(self) -> None:
-        """Count this start of the command, for fencing."""
+        """Count this start of the command. Fencing needs the count."""
         count_start(self.state)
 
     def hello(self) -> Payload:
@@ -120,7 +120,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         return self._offered
 
     def check_limits(self, head: Head, size: int) -> None:
-        """Refuse a message of the server that is too long for an alignment."""
+        """Refuse a message from the server that is too long for an alignment."""
         self._require_offer()[2].of_messages().check(head, size)
 
     def begin(self, attempt: ProposedAttempt) -> Script[Alignment]:

@@ -27,7 +27,7 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 
 @dataclass(frozen=True)
 class Overlap(JsonRecord):
-    """How many ids exactly these parties have."""
+    """The number of ids that exactly these parties have."""
 
     parties: tuple[str, ...]
     ids: int
@@ -63,13 +63,13 @@ def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...
 
 
 class AlignmentServer(ScriptPurpose[AlignmentReport]):
-    """One process of the server of an alignment. It keeps no checkpoints: an alignment that breaks starts again."""
+    """One server process of an alignment. It keeps no checkpoints: an interrupted alignment starts again."""
 
     def __init__(self, options: ServeOptions, max_ids: int = DEFAULT_MAX_IDS) -> None:
         """Check the settings and the installation.
 
         Args:
-            options: of the command. Of the settings, only `wire.chunk_rows` matters.
+            options: the options of the command. The only setting in use is `wire.chunk_rows`.
             max_ids: the size of the largest set that the server accepts.
         """
         load_group()
@@ -79,7 +79,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         super().__init__(options, server_facts("alignment"), config, run, self.state)
 
     def begin(self) -> None:
-        """Begin an alignment. Each process serves a separate one."""
+        """Begin an alignment. Each process serves a separate alignment."""
         self.state.update(run=self.run, processes={}, attempt=0)
         parties = ", ".join(self.options.kit.roster)
         self.options.log.info("alignment: this server and all of %s must stay online until it is done.", parties)

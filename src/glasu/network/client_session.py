@@ -1,4 +1,4 @@
-"""A party's session with the server: nothing is lost or taken twice, however often the stream breaks.
+"""A party's session with the server. Messages are neither lost nor repeated when the stream breaks.
 
 open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_attempt. `receive` may raise
 NewAttempt: load the proposed checkpoint and confirm again.
@@ -19,8 +19,8 @@ from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
-FAREWELL = 2.0  # seconds for the end of a stream to reach the server
-LAST_WORD = 10.0  # seconds that the reason of a failure may take to leave
+FAREWELL = 2.0  # seconds to wait for the end of a stream to reach the server
+LAST_WORD = 10.0  # seconds to wait until the reason of a failure is sent
 ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
 
 
@@ -36,7 +36,7 @@ class ClientSession:
     """The party's end of a run."""
 
     def __init__(self, dialing: Dialing, handshake: ClientHandshake) -> None:
-        """Prepare; nothing is sent before `open`.
+        """Prepare the session. `open` sends the first frame.
 
         Args:
             dialing: the server, the kit, and how long to wait.
@@ -45,13 +45,13 @@ class ClientSession:
         self._handshake, self._log = handshake, dialing.log
         self.connection = Connection(dialing, handshake.hello)
         self._machine = peer_machine()
-        self._check_limits: CheckLimits | None = None  # known when the party is prepared
-        self.farewell: Payload = {}  # what the server said with its goodbye
+        self._check_limits: CheckLimits | None = None  # set by `prepare`
+        self.farewell: Payload = {}  # the payload of the server's goodbye
 
-    # --- before messages flow -----------------------------------------------------------------
+    # --- the handshake ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connect, and give the server's welcome to the handshake."""
+        """Connect, and pass the server's welcome to the handshake."""
         self._renew(self.connection.connect())
 
     def prepare(self, check_limits: CheckLimits) -> None:
@@ -76,7 +76,7 @@ class ClientSession:
         return None
 
     def confirm(self, attempt: ProposedAttempt) -> None:
-        """Confirm that this party's checkpoint is loaded; messages flow from now on."""
+        """Confirm that this party's checkpoint is loaded. The exchange of messages begins."""
         self._machine.advance(PeerEvent.CONFIRM)
         self.connection.pin_run()
         self.connection.channel.assembler = Assembler()
@@ -85,10 +85,11 @@ class ClientSession:
     # --- messages -----------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send a message; wait where the window is full.
+        """Send a message; wait while the window is full.
 
-        It does not wait while the inbound queue is full, too. The server may be waiting for this party to read, and it
-        reads only in `receive`: the two would wait for each other. The message is then kept here, not at the server.
+        It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
+        read, and only `receive` reads. So both sides would wait for each other. The message then stays in this party's
+        memory.
         """
         connection, content = self.connection, encode(message)
         renewed = connection.wait_until(
@@ -96,14 +97,14 @@ class ClientSession:
             f"to send {type(message).__name__} for {message.key}",
         )
         if renewed is not None:
-            self._renew(renewed)  # a new server process: the attempt is over, and `receive` will say so
+            self._renew(renewed)  # a new server process: the attempt is over, and `receive` raises NewAttempt
             return
         with connection.changed:
             connection.channel.outbox.put_message(content)
             connection.changed.notify_all()
 
     def receive(self, expected: Receive) -> Message:
-        """Return the next message of the server, which must be the expected one."""
+        """Return the next message from the server, which must be the expected one."""
         what = f"for {expected}"
         while True:
             message = self._take_frame(expected, what)
@@ -118,7 +119,7 @@ class ClientSession:
         self._send_control(control.PartyResult(attempt.number, result))
 
     def fail(self, error: BaseException) -> None:
-        """Report this party's failure to everyone. Only the public part of the message is sent."""
+        """Report this party's failure. Only the public part of the message is sent."""
         if self._machine.state in ENDED or self.connection.is_over or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
@@ -126,7 +127,7 @@ class ClientSession:
         self.connection.close(control_frame(word), seconds=LAST_WORD)
 
     def close(self) -> None:
-        """End the connection. A dismissed party acknowledges that first: the server waits for it."""
+        """End the connection. A dismissed party first acknowledges the goodbye, because the server waits for that."""
         if self._machine.state is PeerState.DISMISSED:
             self.connection.close(pack_frame(ACK, acknowledged=self.connection.channel.received), seconds=FAREWELL)
         self.connection.close()
@@ -139,7 +140,7 @@ class ClientSession:
             self.connection.changed.notify_all()
 
     def _renew(self, welcome: control.Welcome) -> None:
-        """Begin with a server process that knows nothing of this party."""
+        """Begin again with a server process that does not know this party's frames."""
         self._machine.advance(PeerEvent.ADMIT)
         try:
             self._handshake.welcome(welcome.payload)
@@ -152,7 +153,7 @@ class ClientSession:
     def _decline(self, error: GlasuError) -> None:
         """Decline the server's offer with a reason; the other parties keep waiting for this one.
 
-        Settings that differ are shown at both ends.
+        Settings that differ are shown at the server and at this party.
         """
         table = error.table if isinstance(error, RefusalError) else ()
         word = control.Declined(error.code, error.public_message, table)
@@ -175,7 +176,7 @@ class ClientSession:
             self._take_control(frame.control)
             return None
         if self._machine.state is not PeerState.RUNNING:
-            return None  # of an attempt that is over
+            return None  # the message belongs to an attempt that is over
         assembler = self.connection.channel.assembler
         try:
             whole = assembler.add(frame.body, lambda head, size: self._admit(expected, head, size))

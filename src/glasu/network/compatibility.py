@@ -1,4 +1,4 @@
-"""Compatibility: compare the facts and settings of roles before a run begins. Torch is not loaded here.
+"""Compare the facts and settings of all roles before a run begins. Torch is not loaded here.
 
 There is one list of rules and two policies. Training and prediction refuse the first role that differs. The dry run
 collects all differences as findings; it refuses only another purpose.
@@ -42,18 +42,18 @@ DIGEST = re.compile("[0-9a-f]{64}")
 class FactRule:
     """Facts that must be equal for every role that states them."""
 
-    check: str  # the rules of one check are ordered: a role that breaks one usually breaks the later ones, too
+    check: str  # name of the check; its rules are ordered, because breaking one often breaks later ones
     facts: tuple[str, ...]
     remedy: str = ""
-    level: Level = "bad"  # of a difference
+    level: Level = "bad"  # the level of a difference
 
 
 RULES = (
     FactRule(
         "purpose",
         ("purpose",),
-        "start glasu doctor everywhere, or glasu serve and glasu join, with --predict everywhere or nowhere, or glasu "
-        "serve --align and glasu align",
+        "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
+        "without --predict; or glasu serve --align and glasu align",
     ),
     FactRule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     FactRule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
@@ -109,7 +109,7 @@ def compare_facts(roles: Mapping[str, Facts], checks: Collection[str] = CHECKS) 
         for name in rule.facts if rule.check in checks else ():
             stated = {role: getattr(facts, name) for role, facts in roles.items() if getattr(facts, name) is not None}
             if len(set(stated.values())) > 1:
-                if name == "extensions":  # only those that not all roles have
+                if name == "extensions":  # list only the extensions that some role lacks
                     common = set.intersection(*map(set, stated.values()))
                     stated = {role: tuple(each for each in own if each not in common) for role, own in stated.items()}
                 found.append(Difference(LABELS[name], stated, rule))
@@ -121,7 +121,7 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
 
     Args:
         party: the party that joins.
-        facts: its facts.
+        facts: the facts of this party.
         others: the facts of the server and of the other parties, by name; compared in this order.
         checks: the rules that are applied.
     """
@@ -153,7 +153,7 @@ def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
 
 
 def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> list[str]:
-    """Return a warning for each role that has another build of the same versions."""
+    """Return a warning for each role that has the same versions but other builds."""
     found = {other: compare_facts({other: stated, party: facts}, ("builds",)) for other, stated in others.items()}
     return [
         f"{party}: another build than at {other}, so last bits may differ: {in_one_line(differences)}."
@@ -187,7 +187,7 @@ def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Findin
 
 
 def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str, str]:
-    """Return what to say about each check, if no fact differs."""
+    """Return the text of each check if no fact differs."""
     torch = {f"torch {facts.torch}": None for facts in parties.values() if facts.torch}
     loaded = (f"extension {extension.name} {extension.version}" for extension in server.extensions)
     equal = ", ".join((f"glasu {server.glasu}", f"numpy {server.numpy}", *torch, *loaded))
@@ -209,8 +209,8 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
     """Return the settings that two roles state differently.
 
     Args:
-        roles: what each of two roles does with its settings, such as "a expects", and its `RunConfig.flatten()`; one
-            of them may have been read from JSON.
+        roles: for each of two roles, a label such as "a expects" and the settings (`RunConfig.flatten()`), which may
+            have been read from JSON.
     """
     (one, here), (other, there) = ((role, json.loads(json.dumps(settings))) for role, settings in roles.items())
     names = [name for name in here if here[name] != there.get(name)]
@@ -227,7 +227,7 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
     """Policy `refuse` for settings: raise RefusalError if there are differences.
 
     Args:
-        differences: what `compare_settings` returned.
+        differences: the result of `compare_settings`.
         reason: a sentence with one `{}` for the differences.
     """
     if differences:
@@ -236,7 +236,7 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
 
 
 def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
-    """Read the settings that a server sends; the error is one printable line."""
+    """Read the settings that a server sends. An error is one printable line."""
     try:
         config = RunConfig.from_dict(settings, "the server's settings")
         refuse_unfit_for_network(config)
@@ -246,7 +246,7 @@ def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def refuse_unfit_for_network(config: RunConfig) -> None:
-    """Refuse settings that a run between organisations cannot have."""
+    """Refuse settings that are impossible in a run between organisations."""
     if not method_of(config).between_machines:
         raise ConfigError(
             f"train.method={config.train.method!r} needs the data of all parties in one place, or of one party only. "
@@ -263,8 +263,8 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
         raise ConfigError(
             f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(roster)}."
         )
-    if config.data.num_clients != type(config.data).num_clients:  # it was set
-        refuse_other_count(config.data.num_clients, len(roster), "the parties of the server's kit number")
+    if config.data.num_clients != type(config.data).num_clients:  # not the default
+        refuse_other_count(config.data.num_clients, len(roster), "the number of parties in the server's kit is")
     config, _ = override_settings(config)
     return config.replace(data={"num_clients": len(roster), "parties": (), "root": None})
 
@@ -280,7 +280,7 @@ def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
 
 
 def two_columns(differences: Sequence[Difference]) -> list[str]:
-    """Return a table of the differences between two roles, with a heading and one line each."""
+    """Return a table of the differences between two roles: a heading, then one line per difference."""
     rows = [(item.name, *map(_show, item.values.values())) for item in differences]
     cells = [("", *differences[0].values), *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]
@@ -288,7 +288,7 @@ def two_columns(differences: Sequence[Difference]) -> list[str]:
 
 
 def in_one_line(differences: Sequence[Difference]) -> str:
-    """Return the differences as the end of a sentence. Of digests, say only which roles agree."""
+    """Return the differences as the end of a sentence. For digests, list only which roles agree."""
     return "; ".join(f"{item.name}: {_describe(item.values)}" for item in differences)
 
 

@@ -1,7 +1,7 @@
-"""A party's connection to the server: opened with backoff, opened again when it breaks, with a bounded inbound queue.
+"""A party's connection to the server. It is opened with backoff, reopened when it breaks, and bounds unread data.
 
-Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.outgoing`, the thread of the party calls the
-rest. `changed` is the only lock.
+Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.outgoing`, and the party's main thread calls the
+other methods. `changed` is the only lock.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from glasu.network.transport import FrameStream, Line
 from glasu.pki.kit import Kit
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
-ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, however short `wait` is
-SILENT_AFTER = 10.0  # seconds without a frame, also without a sign of life, after which the party says so
-TOLD_EVERY = 30.0  # seconds between two lines about the same absence
-LONGEST_SILENCE = 300.0  # seconds: a server that waits for a party says so every minute
+ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, even if `wait` is shorter
+SILENT_AFTER = 10.0  # seconds without any frame after which the party logs that the server is silent
+TOLD_EVERY = 30.0  # seconds between two log lines about the same absence
+LONGEST_SILENCE = 300.0  # seconds; a server that waits for a party sends a notice every minute
 LINE = Callable[[Kit, str, FrameStream, Callable[[Line, bytes | Disconnection], None]], Line]
 
 
 @dataclass(frozen=True)
 class Dialing:
-    """The server to call, and how; tests replace the parts that take time."""
+    """The server to connect to, and how. Tests replace the parts that take time."""
 
     kit: Kit
-    address: str  # of the server, host:port
-    wait: float  # seconds that the server may be away
+    address: str  # address of the server, host:port
+    wait: float  # seconds that the server may be unreachable
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties
+    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # so that not all parties connect at the same time
     open_line: LINE = Line
 
 
 class Inbound:
-    """The present line: its control messages outside the sequence, and its end."""
+    """The state of the current line: control messages outside the sequence, and the reason of its end."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.error: GlasuError | None = None  # the last word of the server, or an invalid frame
+        self.error: GlasuError | None = None  # the server's reason to end the session, or an invalid frame
         self.begin_line()
 
     def begin_line(self) -> None:
         self.welcome: control.Welcome | None = None
-        self.ended: Disconnection | None = None  # the present line
-        self.heard = self.served = self._clock()  # when anything came, and when more than a sign of life came
+        self.ended: Disconnection | None = None  # why the current line ended
+        self.heard = self.served = self._clock()  # times of the last frame, and of the last frame except heartbeats
 
 
 class Connection:
-    """Numbered frames to and from the server, over as many streams as it takes."""
+    """Numbered frames to and from the server, over one stream after the other."""
 
     def __init__(self, dialing: Dialing, hello: Callable[[], Payload]) -> None:
-        """Prepare; `hello` returns the payload of the first frame of every stream."""
+        """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
         self._dialing, self._hello = dialing, hello
         self.changed = threading.Condition()
         self.channel = Channel()  # shared with one process of the server
@@ -73,16 +73,16 @@ class Connection:
         self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk
         self._line: Line | None = None
         self._process = secrets.token_hex(8)  # the name of this process
-        self._run: str | None = None  # set when the run begins; a server with another run then counts as absent
-        self._delay = 0.0  # before the next attempt to connect
+        self._run: str | None = None  # set when the run begins; a server of another run then counts as unreachable
+        self._delay = 0.0  # seconds before the next attempt to connect
 
     # --- for the thread of the party --------------------------------------------------------
 
     def connect(self, broken: Disconnection | None = None) -> control.Welcome:
-        """Open a stream, as often as it takes, and return the server's welcome.
+        """Open a stream, with repeated attempts if necessary, and return the server's welcome.
 
         Args:
-            broken: why the stream before ended.
+            broken: why the previous stream ended.
         """
         dialing, address = self._dialing, self._dialing.address
         since, said, at = dialing.clock(), broken, -math.inf
@@ -119,13 +119,13 @@ class Connection:
                 )
 
     def pin_run(self) -> None:
-        """Hold on to the run of the last welcome: a server that offers another one counts as absent."""
+        """Require the run of the last welcome. A server that offers another run counts as unreachable."""
         with self.changed:
             if self._inbound.welcome is not None:
                 self._run = self._inbound.welcome.run
 
     def take(self, what: str) -> Frame | control.Welcome:
-        """Return the next numbered frame, or the welcome of a server process that knows nothing of earlier frames."""
+        """Return the next numbered frame, or the welcome of a new server process, which knows no earlier frames."""
         renewed = self.wait_until(lambda: bool(self.channel.inbox), what)
         if renewed is not None:
             return renewed
@@ -135,7 +135,7 @@ class Connection:
             return frame
 
     def wait_until(self, done: Callable[[], bool], what: str) -> control.Welcome | None:
-        """Wait until `done`, and connect again as often as it takes; return a welcome as `take` does."""
+        """Wait until `done`, and reconnect whenever the stream breaks; return a welcome as `take` does."""
         inbound, patience = self._inbound, max(self._dialing.wait, LONGEST_SILENCE)
         told = SILENT_AFTER
         while True:
@@ -163,7 +163,7 @@ class Connection:
         return isinstance(self._inbound.error, RefusalError | TrainingError)
 
     def close(self, *last: bytes, seconds: float = 0.0) -> None:
-        """End the connection. A last frame overtakes all waiting frames; it has `seconds` to leave."""
+        """End the connection. The last frame is sent before all waiting frames, within `seconds`."""
         if self._line is not None:
             self._line.stream.close(*last)
             self._line.close(seconds)
@@ -177,8 +177,8 @@ class Connection:
         self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
 
     def _try_once(self) -> control.Welcome | Disconnection:
-        """Open one stream; return the welcome, or why there is none."""
-        payload = self._hello()  # before the stream: the server does not wait long for it
+        """Open one stream; return the welcome, or the reason of the failure."""
+        payload = self._hello()  # computed before the stream opens, because the server waits for the hello only briefly
         inbound, dialing = self._inbound, self._dialing
         with self.changed:
             inbound.begin_line()
@@ -198,7 +198,7 @@ class Connection:
             return inbound.welcome or inbound.ended or Disconnection(ConnectionCode.CLOSED)
 
     def _note_silence(self, told: float) -> float:
-        """Report a silence of the server; return at which length of it to report again."""
+        """Log that the server is silent; return the length of silence after which to log again."""
         silent = self._dialing.clock() - self._inbound.heard
         if silent < SILENT_AFTER:
             if told > SILENT_AFTER:
@@ -225,7 +225,7 @@ class Connection:
                 self.changed.notify_all()
                 while line is self._line and line.stream.is_open and self.channel.is_overrun:
                     self.changed.wait(1.0)  # the server ignores the window
-        except Exception as error:  # of any kind: this thread must not end in silence
+        except Exception as error:  # any kind, because this thread must not end without a report
             with self.changed:
                 if line is self._line:
                     kind = type(error) if isinstance(error, ProtocolError) else ProtocolError
@@ -242,8 +242,8 @@ class Connection:
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.served = inbound.heard
-            if not isinstance(frame.control, control.StatementRequest):  # it comes with every welcome
-                self._delay = 0.0  # the server really serves
+            if not isinstance(frame.control, control.StatementRequest):  # every welcome is followed by one
+                self._delay = 0.0  # the server serves this party
 
     def _take_unnumbered(self, stream: FrameStream, word: Any) -> None:
         inbound = self._inbound
@@ -256,7 +256,7 @@ class Connection:
                 self._notices.write(line, "the server")
                 inbound.served, self._delay = inbound.heard, 0.0
             case control.Stopped(code, reason):
-                inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # this party's input is good
+                inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # not this party's fault
             case control.Refused(code, reason, table):
                 inbound.error = RefusalError(code, f"the server does not accept this party: {reason}", table)
             case control.Welcome() if inbound.welcome is None:
@@ -270,6 +270,6 @@ class Connection:
         elif welcome.server == self.channel.process:
             self.channel.outbox.rewind(welcome.received)
         else:
-            raise ProtocolError("the server continues a conversation that this party does not know.")
+            raise ProtocolError("the server resumes a session that this party does not know.")
         stream.attach(self.channel)
         self._inbound.welcome = welcome

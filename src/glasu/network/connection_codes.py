@@ -1,4 +1,4 @@
-"""Why a party has no connection to the server, as codes for programs and sentences for people."""
+"""Reasons why a party has no connection to the server: codes for programs, sentences for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glasu.network.address import split_address
 
 
 class ConnectionCode(enum.Enum):
-    """Why a stream ended, or none could be opened."""
+    """Why a stream ended or could not be opened."""
 
     NOTHING_LISTENS = "nothing_listens"
     UNKNOWN_NAME = "unknown_name"
@@ -25,14 +25,14 @@ class ConnectionCode(enum.Enum):
     UNREADABLE_REVOCATIONS = "unreadable_revocations"
     NO_ANSWER = "no_answer"
     PING_TIMEOUT = "ping_timeout"
-    CLOSED = "closed"  # without a reason
-    OUT_OF_DESCRIPTORS = "out_of_descriptors"  # at this party
+    CLOSED = "closed"  # the server closed the connection without a reason
+    OUT_OF_DESCRIPTORS = "out_of_descriptors"  # this party has no free file descriptor
     ANOTHER_RUN = "another_run"
     OTHER = "other"
 
     @property
     def is_final(self) -> bool:
-        """Return whether trying again cannot help."""
+        """Return whether another attempt is useless."""
         return self in _FINAL
 
 
@@ -52,8 +52,8 @@ class Disconnection:
     """The end of a stream."""
 
     code: ConnectionCode
-    detail: str = ""  # what the server or gRPC said, for codes whose sentence needs it
-    hosts: tuple[str, ...] = ()  # the names in the server's certificate, where they matter
+    detail: str = ""  # text from the server or gRPC, for codes whose sentence contains it
+    hosts: tuple[str, ...] = ()  # the names in the server's certificate, if the sentence needs them
 
 
 SENTENCES: dict[ConnectionCode, str] = {
@@ -100,8 +100,8 @@ def describe(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
 
     Args:
         ended: the end of the stream.
-        address: of the server, host:port.
-        ca_fingerprint: of the party's kit.
+        address: the address of the server, host:port.
+        ca_fingerprint: the CA fingerprint of the party's kit.
     """
     host, _ = split_address(address)
     hosts = ",".join([*(ended.hosts or ["OTHERS"]), host])

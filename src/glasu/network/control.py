@@ -37,10 +37,10 @@ Digest = Annotated[str, Length(200)]
 class Hello:
     """The first frame of a party on every stream."""
 
-    process: ProcessName  # the name that this session gave itself
-    received: FrameCount  # frames of the server process that it talked to before
+    process: ProcessName  # the random name of the party's process
+    received: FrameCount  # number of frames received from `server`
     payload: Payload
-    server: ProcessName | None = None  # that server process
+    server: ProcessName | None = None  # the server process of the stream before
     protocol: int = PROTOCOL
 
 
@@ -49,9 +49,9 @@ class Welcome:
     """The first frame of the server, if it accepts the party."""
 
     run: ProcessName
-    server: ProcessName  # the name that this process gave itself
-    resumed: bool  # both sides continue the numbering
-    received: FrameCount  # frames of the party
+    server: ProcessName  # the random name of the server's process
+    resumed: bool  # whether both sides continue the numbering of frames
+    received: FrameCount  # number of frames received from the party
     payload: Payload
     protocol: int = PROTOCOL
 
@@ -75,7 +75,7 @@ class StatementRequest:
 
 @dataclass(frozen=True)
 class ProposedAttempt:
-    """Server: the round after which it proposes to continue, and with which parties."""
+    """Server: propose to continue after a round, with some parties."""
 
     number: Annotated[int, Bounds(1, 2**31 - 1)]
     round: Annotated[int, Bounds(0, 2**32 - 1)]
@@ -138,7 +138,7 @@ class Failed(LastWord):
 
 @dataclass(frozen=True)
 class Declined(LastWord):
-    """Party: it does not take part as things are; the run waits for it."""
+    """Party: it declines the server's offer; the run waits for it."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Stopped(LastWord):
     """Server: the run failed."""
 
 
-CONTROLS: dict[str, type[Any]] = {  # by the name that travels
+CONTROLS: dict[str, type[Any]] = {  # by the name in the message
     cls.__name__: cls
     for cls in (
         Hello,
@@ -199,7 +199,7 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
 
 
 def refuse_control(message: object) -> ProtocolError:
-    """Return the error for a control message that cannot come now, or not from this side."""
+    """Return the error for a control message that is not allowed now, or not from this side."""
     return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
 
 

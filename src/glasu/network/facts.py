@@ -1,4 +1,4 @@
-"""Facts: what a role states about itself in the handshake, so that the server can compare all roles.
+"""Facts: the statements of a role about itself in the handshake. The server compares those of all roles.
 
 Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
 single id could be guessed. Digests of ids are HMACs under keys that the server lacks: that of the alignment, or those
@@ -70,7 +70,7 @@ ALIGNING_PARTY_STATES = ("id_rules",)
 
 def server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
-    load_entry_points()  # now, not when a setting names a choice of theirs: a party says hello before it has settings
+    load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
     found = versions()
     return Facts(
         purpose=purpose,

@@ -1,10 +1,10 @@
 """Fencing: at most one process of each party takes part in a run.
 
-A party counts the starts of its command in joining.json and gives every process a random name. The server remembers
-the process that it admitted last and admits another one only if that one lists the remembered process among the
-earlier starts in the same folder. A counter alone would not be enough: a second folder that is refused and started
-again would count up until it is the highest. A copied folder may take over once; the folder it was copied from does
-not list the copy among its starts and stays out.
+A party counts the starts of its command in joining.json and gives every process a random name. The server remembers the
+process that it admitted last. It admits a new process only if this process lists the remembered one among the earlier
+starts in its folder. A counter alone would not be enough: each refused start of a second folder would increase its
+count until it is the highest. A copy of the folder may take over once. After that, the original folder is refused,
+because it does not list the start of the copy.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-REMEMBERED = 256  # earlier starts to remember, without those that a server has welcomed
+REMEMBERED = 256  # earlier starts to remember; those that a server has welcomed are remembered separately
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:
-    """Count a start of a party's command and name the process; both are durable before any peer learns of it."""
+    """Count a start of a party's command and name the process; both are durable before they are sent."""
     starts = (*state.value.starts, secrets.token_hex(8))[-REMEMBERED:]
     state.update(incarnation=state.value.incarnation + 1, starts=starts)
 
 
 def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> None:
-    """Remember that the server welcomed this process, so that later starts cannot push its name out of the list.
+    """Record that the server welcomed this process, so that its name stays in the list after many later starts.
 
     Args:
-        state: the party's.
-        begun: an attempt begins with this process, so the server no longer remembers an earlier one.
+        state: the state file of the party.
+        begun: whether an attempt begins with this process. The server then forgets earlier processes.
     """
     process = state.value.starts[-1]
     before = () if begun else tuple(name for name in state.value.met if name != process)
@@ -37,18 +37,21 @@ def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> Non
 
 
 def describe_process(record: JoiningRecord) -> Process:
-    """Return the fencing token of the present process."""
+    """Return the fencing token of the current process."""
     *before, process = record.starts
     return Process(incarnation=record.incarnation, name=process, before=(*record.met, *before))
 
 
 class Fence:
-    """The process of each party that the server admitted last. Durable, so a restarted server keeps others out."""
+    """The process of each party that the server admitted last.
+
+    It is durable, so a restarted server still refuses others.
+    """
 
     def __init__(self, state: StateFile[ServingRecord]) -> None:
-        """Keep the processes in `state`."""
+        """Read and write the processes in `state`."""
         self._state = state
-        self._replaced: dict[str, Process | None] = {}  # what `withdraw` restores, by party
+        self._replaced: dict[str, Process | None] = {}  # the processes that `withdraw` restores, by party
 
     def check(self, party: str, process: Process) -> None:
         """Raise RefusalError if a process must not be admitted."""
@@ -65,7 +68,7 @@ class Fence:
             )
 
     def admit(self, party: str, process: Process) -> None:
-        """Make this process the party's, durably."""
+        """Admit this process as the party's only one. The change is durable."""
         known = self._state.value.processes
         before = known.get(party)
         if before is None or before.name != process.name:
@@ -74,7 +77,7 @@ class Fence:
             self._replaced[party] = before
 
     def settle(self) -> None:
-        """Note that an attempt begins with the admitted processes; none of them can be withdrawn any more."""
+        """Record that an attempt begins with the admitted processes. They can no longer be withdrawn."""
         self._replaced.clear()
 
     def withdraw(self, party: str) -> None:

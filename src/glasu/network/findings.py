@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.records import Length
 
-TOGETHER = "server/parties"  # the findings of a comparison; no party can have this name
+TOGETHER = "server/parties"  # the role of findings from a comparison; no party can have this name
 Level = Literal["good", "warning", "bad"]
 MAX_FINDINGS = 50
 
@@ -62,5 +62,5 @@ class Diagnosis:
 
 
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of another role as they may be printed."""
+    """Return the findings of another role without unprintable characters."""
     return tuple(Finding(printable(each.check), each.level, printable(each.said, MAX_REASON)) for each in findings)

@@ -7,7 +7,7 @@ ack       no body: only the number received
 
 Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
 Number 0 is outside the sequence: hello and welcome, acks, notices, and the last words of either side. Such frames
-may be lost. Nothing in this module locks: a session calls it with its own lock held.
+may be lost. This module has no locks: a session holds its lock when it calls it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from glasu.protocol.message_bytes import Head, allocate, read_header
 
 CONTROL, PIECE, ACK = 0, 1, 2
 MAX_PIECE = 1 << 20
-MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses a longer one before it is here
-CONTROL_BYTES = 64 << 10  # of a control frame of a party; settings, facts and starts have a few KiB
-WINDOW = 16 << 20  # bytes that may be on their way without an acknowledgement: 160 MB/s at a round trip of 100 ms
-ROOM = 8 << 20  # bytes of one peer that may wait to be used before no more are acknowledged
+MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses longer frames before they reach this module
+CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and starts have a few KiB
+WINDOW = 16 << 20  # unacknowledged bytes in flight; it allows 160 MB/s at a round trip of 100 ms
+ROOM = 8 << 20  # bytes of one peer in its inbox at which acknowledgements stop
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
 FRAME_HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
@@ -36,7 +36,7 @@ Body = bytes | memoryview
 
 
 class Frame(NamedTuple):
-    """A frame as it came."""
+    """A received frame."""
 
     kind: int
     number: int
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A message that has come completely and is not decoded yet."""
+    """A complete message that is not decoded yet."""
 
     head: Head
     content: memoryview
@@ -58,7 +58,7 @@ def control_frame(message: object) -> bytes:
 
 
 def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -> bytes:
-    """Return a frame as bytes; its body may come in parts."""
+    """Return a frame as bytes. The arguments `body` are concatenated."""
     return b"".join((FRAME_HEADER.pack(kind, number, acknowledged), *body))
 
 
@@ -80,13 +80,13 @@ class Outbox:
     """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
 
     def __init__(self, window: int = WINDOW) -> None:
-        """Begin; at most `window` bytes and one frame are on their way at a time."""
+        """Begin with frame 1. At most `window` bytes and one frame are in flight."""
         self._window = window
         self._frames: deque[tuple[int, Body, Body]] = deque()  # unacknowledged: kind, body in two parts
         self._first = 1  # number of the oldest unacknowledged frame
-        self._sent = 0  # number of these frames that were sent on the present stream
-        self._highest = 0  # number of the last frame that ever went out
-        self._in_flight = 0  # bytes that went out on the present stream
+        self._sent = 0  # how many of these frames were sent on the current stream
+        self._highest = 0  # number of the last frame that was sent on any stream
+        self._in_flight = 0  # unacknowledged bytes sent on the current stream
         self.held = 0  # bytes of all unacknowledged frames
 
     def put_control(self, message: object) -> None:
@@ -94,7 +94,7 @@ class Outbox:
         self._put(CONTROL, pack_control(message), b"")
 
     def put_message(self, message: bytes) -> None:
-        """Append an encoded message, in pieces. The pieces refer to `message`: one copy serves many outboxes."""
+        """Append an encoded message in pieces. The pieces are views of `message`, so that outboxes can share it."""
         view = memoryview(message)
         for offset in range(0, max(1, len(message)), MAX_PIECE):
             self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + MAX_PIECE])
@@ -109,7 +109,7 @@ class Outbox:
         return self.held > self._window
 
     def take_next(self, acknowledged: int) -> bytes | None:
-        """Return the next frame to send on the present stream, if there is one and the window is open."""
+        """Return the next frame to send on the current stream, if there is one and the window is open."""
         if self._sent == len(self._frames) or self._in_flight > self._window:
             return None
         kind, head, rest = self._frames[self._sent]
@@ -133,7 +133,7 @@ class Outbox:
                 self._in_flight -= size
 
     def rewind(self, received: int) -> None:
-        """Begin another stream, on which everything after `received` is sent again."""
+        """Begin another stream. All frames after `received` are sent again."""
         if received < self._first - 1:
             raise ProtocolError(f"frame {received + 1} is asked for again, but it was acknowledged before.")
         self.acknowledge(received)
@@ -141,26 +141,27 @@ class Outbox:
 
 
 class Channel:
-    """What two processes exchange, over all streams that they open: numbered frames in both directions.
+    """The numbered frames that two processes exchange in both directions, over all their streams.
 
-    Frames are acknowledged when they come, except while ROOM bytes wait to be used: then the sender stops at its
-    window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops reading. It must not stop,
-    because the other side's acknowledgements travel among its data: two ends that both stop would wait for ever.
+    Received frames are acknowledged immediately, unless ROOM bytes wait in the inbox. Without acknowledgements, the
+    sender stops at its window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops
+    reading. It must not stop, because acknowledgements arrive among the data: if both sides stopped, they would wait
+    for each other.
     """
 
     def __init__(self, process: str = "", window: int = WINDOW, room: int = ROOM) -> None:
-        """Begin; `process` is the name that the session of the other side gave itself."""
+        """Begin a channel with the other side's process of this name."""
         self.process, self._window, self._room = process, window, room
         self.outbox = Outbox(window)
-        self.received = 0  # number of the last frame that came
+        self.received = 0  # number of the last frame received
         self.assembler = Assembler()
-        self.inbox: deque[tuple[Any, int]] = deque()  # items that wait to be used, with their sizes
+        self.inbox: deque[tuple[Any, int]] = deque()  # received items with their sizes
         self.waiting = 0  # bytes in the inbox
-        self._acknowledged = 0  # number that the last frame sent has acknowledged
-        self._unacknowledged = 0  # bytes that came since then
+        self._acknowledged = 0  # number acknowledged by the last frame sent
+        self._unacknowledged = 0  # bytes received since then
 
     def accept(self, frame: Frame) -> bool:
-        """Note a frame's numbers; return whether it is the next one. A repeat is not, and a gap is an error."""
+        """Record a frame's numbers; return True for the next frame, False for a repeated one. A gap is an error."""
         self.outbox.acknowledge(frame.acknowledged)
         if frame.number > self.received + 1:
             raise ProtocolError(f"frame {frame.number} came, but {self.received + 1} is the next one.")
@@ -171,7 +172,7 @@ class Channel:
         return True
 
     def put(self, item: Any, size: int) -> None:
-        """Append something that came to the inbox."""
+        """Append a received item to the inbox."""
         self.inbox.append((item, size + OVERHEAD))
         self.waiting += size + OVERHEAD
 
@@ -193,15 +194,15 @@ class Channel:
 
     @property
     def is_overrun(self) -> bool:
-        """Return whether more waits than the other side may have sent."""
+        """Return whether the inbox exceeds the bytes that the other side may have sent."""
         return self.waiting > self._room + self._window + 2 * MAX_FRAME
 
     def take_next(self) -> bytes | None:
-        """Return the next frame to send, or an ack where one is due."""
+        """Return the next frame to send, or an ack if one is due."""
         may_acknowledge = not self.is_full
         acknowledged = self.received if may_acknowledge else self._acknowledged
         frame = self.outbox.take_next(acknowledged)
-        # An ack is sent alone when a part of the window came and nothing goes the other way.
+        # A separate ack is sent if a part of the window was received and no other frame can carry it.
         if frame is None and may_acknowledge and self._unacknowledged >= self._window // 16:
             frame = pack_frame(ACK, acknowledged=acknowledged)
         if frame is not None and may_acknowledge:
@@ -213,7 +214,7 @@ class Assembler:
     """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
 
     def __init__(self) -> None:
-        self._head: Head | None = None  # of the message that is under way
+        self._head: Head | None = None  # header of the incomplete message
         self._buffer = memoryview(b"")
         self._filled = 0
 

@@ -1,8 +1,8 @@
-"""The boundary between a session and its role: how a party and a server come to an agreement before messages flow.
+"""The interface between a session and its role: the agreement of a party and the server before the first message.
 
 A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads travel as
-JSON objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
+alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON
+objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
@@ -12,8 +12,8 @@ JSON objects in the control messages of `control.py`. The role reads them strict
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
     ClientSession.finish         ------>    ServerSession.collect_results: ResultPayload
 
-A stream that breaks and is opened again by the same two processes goes through none of this: both sides resend the
-frames that were not acknowledged.
+If a stream breaks and the same two processes open another one, there is no new handshake: both sides resend the frames
+that were not acknowledged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAME_VERSION = "do both sides run the same version of GLASU?"
 
 
 class Code(enum.StrEnum):
-    """Why a process cannot take part. Programs compare these; the sentence beside the code is for people."""
+    """Why a process cannot take part. Programs compare codes; a sentence for people comes with every code."""
 
     SECOND_PROCESS = "second_process"  # another process of this party takes part, or has taken part
     UNWANTED_RUN = "unwanted_run"  # the party wants another run (--run)
@@ -52,7 +52,7 @@ class Code(enum.StrEnum):
     WRONG_ROSTER = "wrong_roster"
     NO_COMMON_CHECKPOINT = "no_common_checkpoint"
     INVALID_PAYLOAD = "invalid_payload"
-    INVALID_HELLO = "invalid_hello"  # of the session
+    INVALID_HELLO = "invalid_hello"  # the hello of the session, not that of a purpose
     INVALID_MESSAGE = "invalid_message"
     CUT_LEDGER = "cut_ledger"  # the party's ledger is shorter than before, or another one
     REPLACED = "replaced"  # a newer process of the party takes part
@@ -67,7 +67,7 @@ class RefusalError(ConfigError):
         Args:
             code: a `Code`, or the code that a server sent.
             reason: one sentence for people; every party may read it.
-            table: lines of a comparison in two columns; shown at the server and at the refused party.
+            table: lines of a table with two columns; shown at the server and at the refused party.
         """
         super().__init__(reason, code=code)
         self.table = tuple(table)
@@ -93,13 +93,13 @@ class ResultPayload:
 
 @dataclass(frozen=True, kw_only=True)
 class HelloPayload:
-    """Party: who connects."""
+    """Party: the process that connects."""
 
     facts: Facts
-    process: Process | None  # None in a dry run, which takes no part in fencing
-    run: Short | None = None  # the run whose part its folder holds
-    only: Short | None = None  # the only run that it wants to join
-    fresh: bool = False  # it starts over once the run begins
+    process: Process | None  # None in a dry run, which has no fencing
+    run: Short | None = None  # the run in its folder
+    only: Short | None = None  # the run that it wants to join; None: any
+    fresh: bool = False  # whether it removes earlier checkpoints when the run begins
     finished: ResultPayload | None = None  # set once its results are written
     rounds: Rounds = field(default_factory=dict)
 
@@ -117,10 +117,10 @@ class WelcomePayload:
 
 @dataclass(frozen=True, kw_only=True)
 class StatementPayload:
-    """Party: it is ready to run these settings. Now it states all facts."""
+    """Party: it is ready to run these settings. It states all facts."""
 
     facts: Facts
-    digest: Short = ""  # of the settings; empty in a dry run
+    digest: Short = ""  # digest of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
     ledger: LedgerHead | None = None  # of the party, synced; None in a dry run
@@ -147,7 +147,7 @@ class ServerHandshake(Protocol):
     """The server's decisions about processes of parties.
 
     The session holds its lock during every call. So calls never overlap, and they must neither wait nor call the
-    session. `party` is the name in the peer's certificate and stands in the roster.
+    session. `party` is the name in the peer's certificate and is in the roster.
     """
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
@@ -159,13 +159,13 @@ class ServerHandshake(Protocol):
 
         Args:
             party: the name in the peer's certificate.
-            hello: what `ClientHandshake.hello` returned there.
-            closing: whether the run is complete. Then admit only processes that still have to learn this.
+            hello: the result of `ClientHandshake.hello` at the party.
+            closing: whether the run is complete. If so, admit only processes that do not know it yet.
         """
         ...
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
-        """Check the statement of a party that is ready to run, or raise `RefusalError`; keep it for the next attempt.
+        """Check and keep the statement of a party that is ready to run, or raise `RefusalError`.
 
         Returns:
             Lines for the logs of the server and of every party, for example about other builds of a library.
@@ -184,13 +184,13 @@ class ServerHandshake(Protocol):
         ...
 
     def settle(self) -> None:
-        """Note that an attempt begins. From now on the admitted processes keep their places."""
+        """Record that an attempt begins. The admitted processes can no longer be withdrawn."""
         ...
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return a sentence on why these parties cannot continue without the others; None if they can.
+        """Return the reason why these parties cannot continue without the others, as a sentence; None if they can.
 
-        The session asks when a party has had no connection for too long.
+        The session calls this when a party has had no connection for too long.
         """
         ...
 
@@ -203,9 +203,9 @@ class ClientHandshake(Protocol):
         ...
 
     def welcome(self, welcome: Payload) -> None:
-        """Take the welcome of a server process that is new to this party: the first one, and after its restarts.
+        """Take the welcome of a new server process: the first one, or the next one after a restart.
 
-        Raise a `GlasuError` to end the session, for example where the server now offers other settings.
+        Raise a `GlasuError` to end the session, for example if the server now offers other settings.
         """
         ...
 

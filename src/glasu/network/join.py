@@ -1,7 +1,7 @@
 """A party between machines: one loop for training, prediction, alignment and the dry run.
 
-A purpose decides what the party states and computes. `join` connects and takes part in attempts until the server says
-that every party is finished.
+A purpose decides what the party states and computes. `join` connects and takes part in attempts until the server
+reports that every party is finished.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ResultT = TypeVar("ResultT")
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
-    """The work of a party in a session. The methods here compute and save nothing."""
+    """The work of a party in a session. The default methods compute and save nothing."""
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
         """Refuse the data of another party; `party` is None if the data cannot be read."""
@@ -75,7 +75,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Return the statement of this process about itself. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
-        """Take the offer of a server process, or raise GlasuError: the session declines it then."""
+        """Read and accept the offer of a server process, or raise GlasuError, so that the session declines it."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
     def take_shares(self, shares: Mapping[str, str]) -> None:
@@ -84,7 +84,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:
-        """Check what a server process offers and prepare for it, or raise GlasuError."""
+        """Check the offer of a server process and prepare for it, or raise GlasuError."""
 
     @abstractmethod
     def statement(self) -> Payload:
@@ -130,7 +130,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         raise NotImplementedError
 
     def check_limits(self, head: Head, size: int) -> None:
-        """Refuse a message of the server, by its header and size, that is too long for this run."""
+        """Check the header and size of a message from the server; refuse one that is too long for this run."""
         raise ProtocolError("the server sent a message, and this purpose has none.")
 
     def find_earlier_result(self) -> ResultT | None:
@@ -138,7 +138,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         return None
 
     def start(self) -> None:
-        """Note in the folder that a process starts. Called before anything is sent."""
+        """Record in the folder that a process starts. Called before anything is sent."""
 
     def begin(self, attempt: ProposedAttempt) -> Script[Any]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
@@ -152,7 +152,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Wait until the last saved state is durable."""
 
     def observe(self, event: Event) -> None:
-        """Pass an event of the script on."""
+        """Pass an event of the script to the observer."""
         self.options.emit(event)
 
     def finish(self, result: Any) -> ResultPayload:
@@ -175,7 +175,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         close_ledger(self.ledger)
 
     def close(self, *, finished: bool) -> None:
-        """Stop threads and close files; `finished`: every party is finished."""
+        """Stop threads and close files. `finished` is True if every party is finished."""
 
     @abstractmethod
     def result(self) -> ResultT | None:
@@ -186,7 +186,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
     """A purpose in which this party computes with its client: training, prediction."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
-        """Read joining.json; nothing is written before `start`."""
+        """Read joining.json. Nothing is written before `start`."""
         super().__init__(options, party)
         self.party, self.state = party, open_joining(options.out, party.name)
         self._client: Client | None = None
@@ -194,7 +194,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
 
     @property
     def client(self) -> Client:
-        """This party's client; the session calls `welcome` first."""
+        """This party's client. It exists after `welcome`."""
         assert self._client is not None
         return self._client
 
@@ -245,12 +245,12 @@ class ClientPurpose(PartyPurpose[ResultT]):
         )
 
     def check_limits(self, head: Head, size: int) -> None:
-        """Refuse a message of the server, by its header and size, that is too long for this run."""
+        """Check the header and size of a message from the server; refuse one that is too long for this run."""
         assert self._limits is not None
         self._limits.check(head, size)
 
     def start(self) -> None:
-        """Count this start of the command, for fencing."""
+        """Count this start of the command. Fencing needs the count."""
         count_start(self.state)
 
 
@@ -295,7 +295,7 @@ def join(
     Args:
         purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
-        dialing: how to connect; None: as the options say.
+        dialing: how to connect; None: as in the options.
     """
     options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
@@ -319,7 +319,7 @@ def join(
 
 
 def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dialing: Dialing) -> None:
-    """Run attempts until the server says that every party is finished."""
+    """Run attempts until the server reports that every party is finished."""
     session = ClientSession(dialing, purpose)
     try:
         session.open()

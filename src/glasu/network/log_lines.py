@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_REASON = 1200  # greatest length of a reason
-MAX_LINES = 50  # of a table
-BURST, EVERY = 10, 6.0  # lines without a pause, and seconds after which a further one is free
+MAX_LINES = 50  # greatest number of lines of a table
+BURST, EVERY = 10, 6.0  # number of lines without a pause, and seconds until one more is allowed
 
 
 def printable(text: object, most: int = 300) -> str:
-    """Return text of a peer without control characters, cut to `most` characters."""
+    """Return text from a peer without control characters, cut to `most` characters."""
     shown = str(text)
     cut = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return "".join(letter if letter.isprintable() else "?" for letter in cut)
@@ -20,7 +20,7 @@ def printable(text: object, most: int = 300) -> str:
 
 @dataclass
 class _Bucket:
-    """How many lines about one party may be written now, and how many were left out."""
+    """The number of lines about one party that may be written now, and the number that was dropped."""
 
     counted: float  # when the tokens were counted last
     tokens: float = BURST
@@ -28,14 +28,14 @@ class _Bucket:
 
 
 class LimitedLog:
-    """A log in which one party cannot drown the lines about the others. Nothing here locks."""
+    """A log with a limited number of lines about each party. It has no lock."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
         self._log, self._clock = log, clock
         self._buckets: dict[str, _Bucket] = {}  # by party
 
     def write(self, line: str, about: str = "") -> bool:
-        """Write a line and return True, or count it where the party `about` has caused too many."""
+        """Write a line and return True. If the party `about` has caused too many lines, only count it."""
         if about:
             bucket = self._refill(about)
             if bucket.tokens < 1.0:

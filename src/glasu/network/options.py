@@ -29,15 +29,15 @@ DEFAULT_WAIT = 600.0  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Event: the progress of one role after a round. Nothing private."""
+    """Event: the progress of one role after a round. It holds no private data."""
 
     round: int  # completed rounds
     num_rounds: int
     attempt: int
-    loss: float | None  # of the last round; at the server the mean of all parties
+    loss: float | None  # loss of the last round; at the server the mean of all parties
     bytes_to_server: int
     bytes_to_clients: int
-    seconds: float  # in which a process of this role ran
+    seconds: float  # running time of this role's processes
 
     @classmethod
     def of(cls, telemetry: Telemetry, round_index: int, num_rounds: int, attempt: int, loss: float | None) -> Status:
@@ -63,14 +63,14 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The state of a server at one moment, for monitoring. Nothing private."""
+    """The state of a server at one moment, for monitoring. It holds no private data."""
 
     status: Status
     connected: Mapping[str, bool]  # by party
     refused: int  # processes and connections that the server refused after the TLS handshake
     traffic: Traffic
     seconds: Seconds
-    scores: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation on validation
+    scores: Mapping[str, float] = field(default_factory=dict)  # scores of the last evaluation on validation nodes
     finished: bool = False
 
 
@@ -78,8 +78,8 @@ class View:
 class Serving:
     """Event: the server process has started. Any thread may call its functions."""
 
-    view: Callable[[], View | None]  # returns the server at this moment; None unless it trains
-    stop: Callable[[str], None]  # the reason to end the run for all roles
+    view: Callable[[], View | None]  # returns the current state of the server; None unless it trains
+    stop: Callable[[str], None]  # ends the run for all roles; the argument is the reason
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ RoleObserver = Callable[[RoleEvent], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RoleOptions:
-    """What the options of both roles have."""
+    """The options that both roles have."""
 
     kit: Kit
     out: Path  # folder of the results and checkpoints
@@ -110,14 +110,14 @@ class RoleOptions:
         return logging.getLogger("glasu.server" if self.kit.role == "server" else f"glasu.party.{self.kit.name}")
 
     def emit(self, event: RoleEvent) -> None:
-        """Give an event to the observer, if there is one."""
+        """Pass an event to the observer, if there is one."""
         if self.observer is not None:
             self.observer(event)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(RoleOptions):
-    """How to serve a training, a prediction, an alignment or a dry run. The roster of the kit lists the parties."""
+    """Options of a server with any purpose. The roster of the kit lists the parties."""
 
     config: RunConfig
     listen: str  # host:port
@@ -126,10 +126,10 @@ class ServeOptions(RoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(RoleOptions):
-    """How one party takes part. The name in the certificate of the kit is the party's name."""
+    """Options of one party. Its name is the one in the certificate of the kit."""
 
     server: str  # host:port
-    expect: RunConfig | None = None  # refuse other settings
+    expect: RunConfig | None = None  # the agreed settings; others are refused
     run: str | None = None  # take part in this run only
     policy: PolicyFile | None = None  # forbids releases
     max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's

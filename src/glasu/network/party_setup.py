@@ -29,7 +29,7 @@ TOO_LARGE = (
 
 
 def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
-    """Refuse a roster with invalid names, or with another name for this party, or that does not fit the settings."""
+    """Refuse a roster that has invalid names, names this party otherwise, or does not fit the settings."""
     roster, index, num_clients = offered.roster, offered.index, config.data.num_clients
     listed = printable(", ".join(roster), MAX_REASON)
     if len(roster) != num_clients or index >= num_clients:
@@ -41,8 +41,8 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
     if roster[index] != name:
         raise RefusalError(
             Code.WRONG_ROSTER,
-            f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, the name in its "
-            f"certificate; use the kit of {name!r}.",
+            f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, as its "
+            f"certificate does; use the kit of {name!r}.",
         )
     try:
         for each in roster:
@@ -76,8 +76,8 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
 def limit_messages(config: RunConfig, party: PartyData) -> Limits:
     """Return the greatest sizes of the messages that this party accepts.
 
-    A party without labels does not know the number of classes. Where predictions are averaged it receives class
-    probabilities, and accepts up to MAX_UNKNOWN_CLASSES columns.
+    A party without labels does not know the number of classes. If predictions are averaged, it receives class
+    probabilities and accepts up to MAX_UNKNOWN_CLASSES columns.
     """
     unknown = MAX_UNKNOWN_CLASSES if method_of(config).averages else 0
     return Limits.of_run(config, party.num_nodes, len(party.classes) or unknown, config.data.num_clients)
@@ -97,8 +97,8 @@ def build_client(
 
     Args:
         config: resolved.
-        party: its data, as `resolve_for_party` returned it.
-        index: its place in the roster.
+        party: the party's data, as `resolve_for_party` returned it.
+        index: the party's position in the roster.
         roster: the parties in client order.
         clock: measures its computing time.
         preparation: of the features, from a trained model; None: fitted to the data.

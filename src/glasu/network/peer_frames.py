@@ -1,7 +1,7 @@
-"""The server's side of every stream: frames of parties become states, messages in inboxes, or refusals.
+"""Process the frames of all parties at the server: update states, put messages into inboxes, refuse invalid frames.
 
-Threads of gRPC run this code. An invalid frame is refused before it changes anything; its sender is dropped or the
-run is aborted, as the policy says. A process that was never admitted is refused without effect on the run.
+Threads of gRPC run this code. An invalid frame is refused before it changes anything; then the sender is dropped or the
+run is aborted, depending on the policy. A process that was never admitted is refused without effect on the run.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class PeerFrames:
         """Receive parties.
 
         Args:
-            roster: their states, and the lock.
+            roster: the states of the parties, and the lock.
             handshake: decides which processes take part.
             run: the id of the run.
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        self._process = secrets.token_hex(8)  # a restarted server knows nothing of earlier frames
-        self.refused = 0  # how many connections and processes
+        self._process = secrets.token_hex(8)  # a restarted server has another name and knows no earlier frames
+        self.refused = 0  # number of refused connections and processes
 
     # --- Host -----------------------------------------------------------------------------
 
@@ -76,17 +76,17 @@ class PeerFrames:
                         changed.wait(1.0)  # the party ignores the window
                     if not stream.is_open:
                         break
-        except Exception as error:  # of any kind: this thread must not end in silence
+        except Exception as error:  # any kind, because this thread must not end without a report
             with changed:
                 self._reject(peer, stream, error)
         finally:
             with changed:
                 self._detach(peer, stream)
 
-    # --- frames; from here on, everything is called with the lock ----------------------------
+    # --- frames; all methods below are called with the lock ----------------------------------
 
     def _take(self, peer: Peer, stream: FrameStream, frame: Frame) -> None:
-        """Take a frame; the stream is closed if it was the last one."""
+        """Process a frame; close the stream after its last frame."""
         if peer.stream is not stream:
             if not isinstance(frame.control, control.Hello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
@@ -105,17 +105,17 @@ class PeerFrames:
         """Add a piece to its message; put the message into the inbox when it is complete."""
         attempt = self._roster.attempt
         if attempt is None or peer.state is not PeerState.RUNNING:
-            return  # it belongs to an attempt that is over: no message is under way when one begins
+            return  # it belongs to an attempt that is over; an attempt begins without incomplete messages
         whole = peer.channel.assembler.add(piece, lambda head, size: self._admit(peer, attempt, head, size))
         if whole is not None:
             peer.channel.put(whole, len(whole.content))
 
     def _admit(self, peer: Peer, attempt: Attempt, head: Head, size: int) -> None:
-        """Refuse a message that cannot come now, by its header, before memory is allocated for it."""
+        """Check the header of a message, and refuse an unexpected one before memory is allocated for it."""
         key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        # A known key is an error for sure, but only the complete message shows which one: see `Receipts`.
+        # A known key is always an error, but only the complete message shows which error: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
@@ -129,8 +129,9 @@ class PeerFrames:
         elif self._roster.run.state is RunState.LEAVING:
             stream.close()
         elif (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
-            # A process that was refused or omitted, or that failed, keeps its channel, but no place in the run: it must
-            # pass the handshake again, or it would resume in the middle of an attempt that continues without it.
+            # A process that was refused or omitted, or that failed, keeps its channel, but is no longer part of the
+            # run. It must pass the handshake again. Otherwise it would resume in the middle of an attempt that
+            # continues without it.
             peer.channel.outbox.rewind(hello.received)
             self._seat(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
@@ -151,11 +152,11 @@ class PeerFrames:
         self._seat(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
-        if state is RunState.CLOSED:  # a process that comes earlier hears the end with the others
+        if state is RunState.CLOSED:  # before that, the process receives the goodbye with the others
             self.dismiss(peer)
 
     def _seat(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
-        """Make this the party's stream."""
+        """Make this stream the current one of the party."""
         if peer.stream is not None:
             peer.stream.close()
         channel = peer.channel
@@ -169,7 +170,7 @@ class PeerFrames:
     # --- control messages -----------------------------------------------------------------
 
     def _take_control(self, peer: Peer, message: Any) -> None:
-        """Take a control message in the sequence."""
+        """Process a control message with a number."""
         if isinstance(message, control.Statement):
             self._take_statement(peer, message.payload)
             return
@@ -177,7 +178,7 @@ class PeerFrames:
             raise control.refuse_control(message)
         attempt = self._roster.attempt
         if attempt is None or message.attempt != attempt.number or peer.state is PeerState.CONNECTED:
-            return  # of an attempt that is over
+            return  # the message belongs to an attempt that is over
         if isinstance(message, control.PartyResult):
             peer.machine.advance(PeerEvent.FINISH)
             peer.result = message.payload
@@ -193,7 +194,7 @@ class PeerFrames:
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
         peer.machine.advance(PeerEvent.PREPARE)
         if peer.state is PeerState.DISMISSED:
-            return  # it crossed the end of the run on its way
+            return  # the run ended while the statement was on its way
         try:
             lines = self._handshake.prepare(peer.name, statement)
         except RefusalError as refusal:
@@ -208,10 +209,10 @@ class PeerFrames:
         self._roster.ask_to_compare()
 
     def _take_last_word(self, peer: Peer, word: Any) -> None:
-        """Take what a party says before it leaves; the stream ends."""
+        """Process the last message of a party, which ends the stream."""
         if isinstance(word, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
-            if self._roster.run.state in RUN_ENDED:  # its word crossed the end of the run; the results are complete
+            if self._roster.run.state in RUN_ENDED:  # the run ended while the message was on its way
                 self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
                 return
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
@@ -229,26 +230,26 @@ class PeerFrames:
     # --- refusals -------------------------------------------------------------------------
 
     def may_return(self, error: Exception) -> bool:
-        """Return whether the run waits for a party after this error; after two contents under one key it does not."""
+        """Return whether the run waits for a party after this error. Two contents under one key always abort it."""
         return self._on_invalid_message == "wait" and not isinstance(error, EquivocationError)
 
     def expel(self, peer: Peer, reason: str) -> None:
-        """Refuse the process that takes part; its place stays, and the run waits for the party to reconnect."""
+        """Refuse the current process of a party. The run waits for the party to reconnect."""
         self._refuse(peer, peer.stream, RefusalError(Code.INVALID_MESSAGE, reason))
         self._roster.restart()
 
     def _refuse(self, peer: Peer, stream: FrameStream | None, refusal: RefusalError) -> None:
-        """Tell a process, and everyone, why it cannot take part."""
+        """Send the reason why a process cannot take part to the process and to all parties."""
         word = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
         self.refused += 1
-        if refusal.code == Code.OTHER_PURPOSE:  # for example glasu doctor; the party's part in this run is not affected
+        if refusal.code == Code.OTHER_PURPOSE:  # for example glasu doctor; the party's own process is not affected
             self._roster.log.write(
                 f"{peer.name}: a connection for another purpose was refused: {word.reason}", peer.name
             )
         elif word.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
             for line in word.table:
                 self._roster.log.write(line, peer.name)
-            own = peer if stream is peer.stream else None  # a process that runs hears about a second one
+            own = peer if stream is peer.stream else None  # a running process is informed about a second one
             self._roster.announce(f"{peer.name}: not accepted: {word.reason}", about=peer.name, without=own)
             peer.refusal = word.reason
         if stream is peer.stream:
@@ -259,14 +260,14 @@ class PeerFrames:
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
         why = printable(get_public_message(error), MAX_REASON)
-        fault = error.__cause__ if isinstance(error, CheckpointError) else error  # of a state file, or of a stream
+        fault = error.__cause__ if isinstance(error, CheckpointError) else error  # error of a state file or of a stream
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
             self._roster.log.write(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", peer.name)
         elif isinstance(fault, OSError):  # not the party's fault
             why = f"the server failed when party {peer.name!r} connected: {why}"
             self._abort(stream, TrainingError(why, code="server_failed"))
         elif peer.stream is not stream:
-            if stream.is_open:  # else a newer stream has taken its place
+            if stream.is_open:  # else a newer stream has replaced it
                 self._refuse(peer, stream, RefusalError(Code.INVALID_HELLO, why))
         elif self.may_return(error):
             self.expel(peer, why)
@@ -281,7 +282,7 @@ class PeerFrames:
     # --- the end of a stream --------------------------------------------------------------
 
     def dismiss(self, peer: Peer) -> None:
-        """Tell a party that the run is complete; it hears so on this stream or a later one."""
+        """Send the goodbye of a complete run to a party, on this stream or on a later one."""
         if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
             peer.machine.advance(PeerEvent.DISMISS)
             peer.send_control(control.Goodbye(self._roster.farewell))

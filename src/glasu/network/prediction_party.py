@@ -47,13 +47,13 @@ class Query:
 class Predicted:
     """The scores that a party received: class probabilities, or numbers in the unit of the labels.
 
-    There are none if it requested none, or if another party has the labels.
+    It is empty if the party requested no nodes, or if another party has the labels.
     """
 
     nodes: NodeSet  # positions: first the requested ones in their order, then those that others requested
     scores: NDArray[Any]
     file: Path | None
-    missing: tuple[str, ...] = ()  # the parties without which the others predicted
+    missing: tuple[str, ...] = ()  # parties of the training that did not take part
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         self.party = _with_classes(self.model, party)
         parties = {"parties": read_report(options.out).get("parties")}
         self.roster = read_record(_ReportedParties, parties, str(options.out / "report.json")).parties
-        self._run = ""  # of the present server process
+        self._run = ""  # run id of the current server process
         self._predicted: Predicted | None = None
 
     def facts(self) -> Facts:
@@ -162,7 +162,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
-            self.options.log.info("party %r has the labels and receives the predictions; this one none.", owner)
+            self.options.log.info("party %r has the labels and receives the predictions; this party none.", owner)
         cost, present = self.telemetry.cost(), client.identity.names
         missing = tuple(name for name in self.roster if name not in present)
         stored = self.model.find_subset(present) if missing else None
@@ -196,7 +196,7 @@ def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[An
 
 
 def _with_classes(model: TrainedModel, party: PartyData) -> PartyData:
-    """Return the party with the classes of the model; without labels where the model has no classifier."""
+    """Return the party with the classes of the model; without labels if the model has no classifier."""
     model.check_data([party])
     if model.config.train.labels in ("all", party.name):
         return model.add_unknown_labels([party])[0]

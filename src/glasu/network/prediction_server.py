@@ -40,16 +40,16 @@ from glasu.wire.message_key import RUN_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionReport(JsonRecord):
-    """prediction.json of a server or of a party; None where the role does not know a value."""
+    """prediction.json of a server or of a party. A value that the role does not know is None."""
 
     party: str | None = None
-    parties: tuple[str, ...]  # of the training
-    missing: tuple[str, ...] = ()  # those of them without which the others predicted
-    validation: Mapping[str, float] | None = None  # stored scores of the others, where some parties are missing
+    parties: tuple[str, ...]  # the parties of the training
+    missing: tuple[str, ...] = ()  # those that did not take part in the prediction
+    validation: Mapping[str, float] | None = None  # stored scores without the missing parties
     training: str | None = None  # the run that trained the model
     requested: int | None = None  # nodes
     received: int | None = None
-    nodes: int | None = None  # of all requests together
+    nodes: int | None = None  # number of nodes in all requests
     traffic: Traffic
     seconds: Seconds
     privacy: Mapping[str, tuple[LedgerSummary, ...]] | None = None
@@ -71,7 +71,7 @@ def derive_attempt_run(run: str, attempt: int) -> bytes:
 
 
 class PredictionServer(ScriptPurpose[PredictionReport]):
-    """One process of the server of a prediction. It keeps no checkpoints: a prediction that breaks starts again."""
+    """One server process of a prediction. It keeps no checkpoints: an interrupted prediction starts again."""
 
     def __init__(self, options: ServeOptions) -> None:
         """Check that the folder holds the finished training of these settings and parties."""
@@ -88,7 +88,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         self._trained = open_serving(options.out).value
 
     def begin(self) -> None:
-        """Begin a prediction. Each process serves a separate prediction, and any folder may take part."""
+        """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""
         self.state.update(run=self.run, processes={}, attempt=0)
         if self.state.value.ledger_scope != self._trained.ledger_scope:  # of an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
@@ -102,13 +102,13 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
         """Plan an attempt with a new run id, because a repeated request may have other contents.
 
-        The parties that are present are the clients of this attempt, as if no other had been trained.
+        The parties that are present are the clients of this attempt, as if there were no others.
         """
         statements, self._present = self.admission.collect_statements(present), tuple(present)
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and state the same.
+        # The parties know which model was selected, and all state the same.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 

@@ -1,4 +1,4 @@
-"""Try the way to the server step by step, without gRPC: its name, a connection, TLS and both certificates."""
+"""Test the connection to the server step by step, without gRPC: DNS name, TCP, TLS and both certificates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.kit import CERTIFICATE, KEY, Kit
 
-SECONDS = 5.0  # for each step
-VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*
+SECONDS = 5.0  # timeout of each step
+VERIFY_CODES = {  # OpenSSL's X509_V_ERR_*
     9: ConnectionCode.SERVER_NOT_YET_VALID,
     10: ConnectionCode.SERVER_EXPIRED,
     62: ConnectionCode.SERVER_OF_OTHER_NAME,
@@ -21,7 +21,7 @@ VERIFY_CODES = {  # of OpenSSL, X509_V_ERR_*
 
 
 def probe(kit: Kit, address: str) -> CertificateInfo | Disconnection:
-    """Connect once; return the certificate of a server that serves this party, or why there is no connection.
+    """Connect once; return the certificate of a server that accepts this party, or the reason of the failure.
 
     With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
     it sends its HTTP/2 settings immediately. A server that rejects it closes the connection without an alert.
@@ -42,7 +42,7 @@ def probe(kit: Kit, address: str) -> CertificateInfo | Disconnection:
                 return Disconnection(ConnectionCode.OWN_CERTIFICATE_REJECTED)
     except ssl.SSLCertVerificationError as error:
         code = VERIFY_CODES.get(error.verify_code, ConnectionCode.SERVER_OF_OTHER_CA)
-        is_known = code is ConnectionCode.SERVER_OF_OTHER_NAME  # then the CA of this kit signed the certificate
+        is_known = code is ConnectionCode.SERVER_OF_OTHER_NAME  # True: the CA of this kit signed the certificate
         return Disconnection(code, hosts=_read_hosts(kit, address) if is_known else ())
     except OSError:
         return Disconnection(ConnectionCode.CLOSED)

@@ -1,9 +1,9 @@
-"""All parties of a run at the server, the state of the run, and the one lock that guards both.
+"""All parties of a run at the server, the state of the run, and the lock that guards both.
 
 Lock order: `Roster.changed`, then the lock of a `StateFile`, which is the last one.
 
-Threads of gRPC and the thread of the run take `Roster.changed` for short steps; JSON is parsed, and messages are
-encoded, decoded and hashed, without it. Code that holds it may write a log line and call the handshake, which updates
+Threads of gRPC and the thread of the run hold `Roster.changed` for short steps only. They parse JSON, and encode,
+decode and hash messages, without it. Code that holds it may write a log line and call the handshake, which updates
 serving.json. When the handshake admits a new process, it also reads and hashes the server's checkpoints (at most two):
 the list must still hold when the process is admitted, and that happens once per start of a party.
 
@@ -39,26 +39,26 @@ GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, an
 class Receipts:
     """Keys and digests of the messages that a party sent in the current and the previous phases.
 
-    A key comes at most once. Frames that are sent again after a break have known numbers, and the channel drops them
-    before they are read as messages. A new attempt and a new process begin with empty receipts, and their keys hold
-    the number of the attempt. So no honest party repeats a key, and a repeat is an invalid message. It must not be
-    dropped in silence: it can stand in the place of the message that the server waits for, which then never comes.
-    Two contents under one key are worse: one of them is not the computed one, so the run stops whatever the policy is.
+    Every key is received at most once. Frames that are sent again after a break have known numbers, and the channel
+    drops them before they are read as messages. A new attempt and a new process begin with empty receipts, and their
+    keys hold the number of the attempt. So no honest party repeats a key, and a repeat is an invalid message. It must
+    not be ignored: a party could send it instead of the expected message, and the server would wait without end. Two
+    contents under one key are worse, because one of them is wrong: the run stops, whatever the policy is.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # by phase and round: digests by key
+        self._groups: dict[tuple[int, int], dict[bytes, bytes]] = {}  # {(phase, round): {key: digest}}
 
     def knows(self, key: Key) -> bool:
-        """Return whether a message with this key came before."""
+        """Return whether a message with this key was received before."""
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
     def take(self, key: Key, digest: bytes) -> None:
         """Note a message.
 
         Raises:
-            ProtocolError: it came before.
-            EquivocationError: its key came before, with another content.
+            ProtocolError: the message was received before.
+            EquivocationError: a message with this key and another content was received before.
         """
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
@@ -84,9 +84,9 @@ class Peer:
     away_since: float  # when it lost its last stream, or the run began
     stream: FrameStream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
-    channel: Channel = field(default_factory=Channel)  # shared with the last process that was admitted
+    channel: Channel = field(default_factory=Channel)  # the channel to the last admitted process
     receipts: Receipts = field(default_factory=Receipts)
-    expected: Receive | None = None  # the message that the thread of the run waits for, right now
+    expected: Receive | None = None  # the message that the thread of the run waits for now
     refusal: str = ""  # why its last process was refused
     was_asked: bool = False  # to compare its ids, and it has not answered yet
     result: Payload = field(default_factory=dict)  # its report when it finished
@@ -116,17 +116,17 @@ class Peer:
         return self.channel.outbox.held == 0
 
     def clear(self) -> None:
-        """Drop all messages, pieces and receipts: another attempt begins."""
+        """Drop all messages, pieces and receipts, because another attempt begins."""
         self.channel.clear()
         self.receipts = Receipts()
 
     def send_control(self, message: object) -> None:
-        """Send a control message in the sequence: it arrives, over this stream or a later one."""
+        """Send a numbered control message. It arrives over this stream or a later one."""
         self.channel.outbox.put_control(message)
 
 
 class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
-    """The present attempt is void: a process is new, or a party was dropped or omitted. Gather the parties again."""
+    """The current attempt is void: a process is new, or a party was dropped or omitted. Gather the parties again."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ class Attempt:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The parties of this attempt; their order numbers its clients."""
+        """The parties of this attempt, in client order."""
         return tuple(self.digests)
 
 
 class Roster:
-    """The parties, the run, and how to wait for them."""
+    """The parties and the state of the run. It waits for parties and reports those that are missing."""
 
     def __init__(
         self,
@@ -156,10 +156,10 @@ class Roster:
         clock: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        """Expect the parties of these names.
+        """Create a roster in which no party is connected.
 
         Args:
-            names: in client order.
+            names: the parties in client order.
             handshake: decides whether some parties continue without the others.
             wait: seconds that a party may be without a connection.
             clock: returns seconds.
@@ -171,7 +171,7 @@ class Roster:
         self.run = run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
-        self.farewell: Payload = {}  # goes with the goodbye to every party
+        self.farewell: Payload = {}  # the payload of the goodbye to every party
         self.log = LimitedLog(log, clock)
         self.clock, self._wait = clock, wait
 
@@ -181,13 +181,13 @@ class Roster:
         return [peer for peer in self.peers.values() if peer.state is not PeerState.ABSENT]
 
     def fail(self, error: GlasuError) -> None:
-        """Note the failure of the run. The thread of the run raises the first such error."""
+        """Record the failure of the run. The thread of the run raises the first such error."""
         self.failure = self.failure or error
         self.run.advance(RunEvent.FAIL)
         self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure of the run, or RestartAttempt if the present attempt is void."""
+        """Raise the failure of the run, or RestartAttempt if the current attempt is void."""
         if self.failure is not None:
             raise self.failure
         if self.run.state is RunState.RESTARTING:
@@ -199,13 +199,13 @@ class Roster:
             stream.close(control_frame(Stopped(self.failure.code, self.failure.public_message)))
 
     def restart(self) -> None:
-        """Void the present attempt, if there is one."""
+        """Void the current attempt, if there is one."""
         if self.run.allows(RunEvent.RESTART):
             self.run.advance(RunEvent.RESTART)
         self.changed.notify_all()
 
     def drop(self, peer: Peer, event: PeerEvent, *last: bytes) -> None:
-        """Close a party's stream, perhaps with a last frame: its process takes part no longer."""
+        """Remove a party's process from the run: close its stream, perhaps with a last frame."""
         peer.machine.advance(event)
         peer.clear()
         if peer.stream is not None:
@@ -218,8 +218,8 @@ class Roster:
 
         Args:
             line: the text; parts that a party sent are already sanitized.
-            about: the party that caused it. Its lines are limited; the rest are counted.
-            without: the party that is not told.
+            about: the party that caused the line. The number of its lines is limited.
+            without: a party that does not receive the line.
         """
         if not self.log.write(line, about):
             return
@@ -229,10 +229,11 @@ class Roster:
                 peer.stream.send(notice)
 
     def wait_for(self, done: Callable[[Peer], bool], what: str) -> None:
-        """Wait until every party is done; name those that are not.
+        """Wait until every party is done; log those that are not.
 
-        A party with a stream is alive, or gRPC would have ended the stream: it may compute as long as it needs. One
-        that has had no stream for too long is omitted, if the others can continue without it. Otherwise the run fails.
+        A party with a stream is alive, because gRPC ends the stream of a dead process. It may compute as long as it
+        needs. A party that has had no stream for too long is omitted, if the others can continue without it. Otherwise
+        the run fails.
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
@@ -269,14 +270,14 @@ class Roster:
             self.peers[party].ask_again(shares)
 
     def _seconds_left(self, owing: Sequence[Peer]) -> float:
-        """Return how long the parties without a stream may stay away."""
+        """Return the seconds until the first party without a stream is overdue."""
         gone = (peer for peer in owing if not peer.is_connected)
         return min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
 
     def _omit_overdue(self, owing: Sequence[Peer], what: str) -> None:
-        """Continue without the parties whose time is over, or raise AbsenceError where the others cannot.
+        """Continue without the overdue parties, or raise AbsenceError if the others cannot.
 
-        An attempt that is under way is void then: its messages were computed with the omitted parties.
+        If an attempt is running, it becomes void, because its messages were computed with the omitted parties.
         """
         overdue = [peer for peer in owing if not peer.is_connected and self._seconds_left([peer]) <= 0]
         refusals = "; ".join(f"{peer.name}: {peer.refusal}" for peer in overdue if peer.refusal)

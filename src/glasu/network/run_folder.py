@@ -1,6 +1,6 @@
-"""The --out folder of a role: whether a run begins there, continues, or is refused. Torch is not loaded here.
+"""The --out folder of a role: decide whether a run begins or continues there, or is refused. Torch is not loaded here.
 
-The public message of each refusal has neither paths nor ids: the dry run shows it to all roles.
+The public message of each refusal contains no path and no id, because the dry run shows it to all roles.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:
 def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> bool:
     """Return whether a server's folder holds this run.
 
-    A run that no party has joined yet may change its settings: then the folder holds none.
+    Until a party has joined, the settings of a run may change; such a folder holds no run.
 
     Raises:
         ConfigError: the folder holds a run of other parties or settings.
@@ -86,7 +86,7 @@ def require_finished_training(out: Path, record: ServingRecord, config: RunConfi
 
 
 def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
-    """Return the settings with which a finished run trained: where a race decided some, they are in its report."""
+    """Return the settings of a finished training. Those that a race decided are in its report."""
     if len(list_candidates(config)) == 1:
         return config
     source = str(out / REPORT)
@@ -119,7 +119,7 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
     Args:
         out: the folder.
         record: the content of its joining.json.
-        data: digest of the party's present data; None if the data cannot be read.
+        data: digest of the party's current data; None if the data cannot be read.
         only: the only run that the party wants to join.
 
     Raises:
@@ -139,7 +139,7 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
 
 
 def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
-    """Refuse to continue the run of a party's folder with another secret than the one with which it began."""
+    """Refuse to continue a run if the party's secret has changed since the run began."""
     secret = kit.secret
     if record.closed or (secret is not None and secret.commitment() == record.secret):
         return
@@ -149,7 +149,7 @@ def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
 
 
 def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
-    """Return how the roster changed since a run began."""
+    """Describe how the roster changed since a run began."""
     added, removed = ([name for name in one if name not in other] for one, other in ((here, there), (there, here)))
     changes = [f"{', '.join(names)} {verb}" for names, verb in ((added, "added"), (removed, "removed")) if names]
     began = f"it began with {', '.join(there)}"
@@ -161,7 +161,7 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
 def read_subsets(out: Path) -> list[SubsetScores]:
     """Return the validation scores of subsets of the parties in report.json of a server; none without a report.
 
-    A prediction needs no report, so an unreadable one only leaves the scores unknown.
+    A prediction needs no report. If the report is unreadable, the scores are unknown.
     """
     try:
         listed = read_record(_ListedSubsets, {"subsets": read_report(out).get("subsets") or []}, REPORT).subsets

@@ -44,9 +44,9 @@ ReportT = TypeVar("ReportT")
 
 
 class ServerPurpose(ABC, Generic[ReportT]):
-    """The work of a server in a session. The methods here save nothing."""
+    """The work of a server in a session. The default methods save nothing."""
 
-    goodbye_seconds = 10.0  # for the parties to hear that the run has ended, and to hang up
+    goodbye_seconds = 10.0  # time for the parties to receive the end of the run and to disconnect
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class ServerPurpose(ABC, Generic[ReportT]):
         state: StateFile[ServingRecord] | None,
         scope: str = "",
     ) -> None:
-        """Expect the parties of the roster.
+        """Prepare for the parties of the roster.
 
         Args:
-            options: of the command.
-            facts: the server's.
+            options: the options of the command.
+            facts: the facts of the server.
             config: the settings that the parties receive.
             run: the id of the run.
             state: remembers the admitted processes and the ledgers; None in a dry run, which admits all.
@@ -88,7 +88,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
     @abstractmethod
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
-        """Lead the conversation with the parties, and return the report."""
+        """Run the session with the parties, and return the report."""
 
     def save(self, state: Any) -> None:
         """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
@@ -98,7 +98,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         """Wait until the last saved state is durable."""
 
     def observe(self, event: Event) -> None:
-        """Pass an event of the script on."""
+        """Pass an event of the script to the observer."""
         self.options.emit(event)
 
     def build_farewell(self, report: ReportT) -> Payload:
@@ -106,10 +106,10 @@ class ServerPurpose(ABC, Generic[ReportT]):
         return to_plain(FarewellPayload(ledgers=self.ledgers))
 
     def close(self, *, finished: bool) -> None:
-        """Stop threads and close files; `finished`: every party has its results."""
+        """Stop threads and close files. `finished` is True if every party has its results."""
 
     def view(self, session: ServerSession) -> View | None:
-        """Return the server at this moment, for monitoring; any thread may call it."""
+        """Return the current state of the server, for monitoring. Any thread may call it."""
         return None
 
 
@@ -131,7 +131,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     @abstractmethod
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
-        """Write the report, from the script's result and from what the parties state."""
+        """Write the report, from the script's result and the results of the parties."""
 
     def add_ledgers(self, attempt: Attempt) -> Attempt:
         """Remember the ledgers of the parties of an attempt, durably, and return the attempt with them."""
@@ -150,7 +150,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             self.witness.keep(heads)
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
-        """Build the server for these parties and the counts they state; return it and the greatest message sizes."""
+        """Build the server for these parties and the counts in their statements; return it with the message limits."""
         facts, roster = [stated.facts for stated in statements.values()], tuple(statements)
 
         def agreed(name: str) -> int:
@@ -219,7 +219,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
     options.emit(Serving(lambda: purpose.view(session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
     finished = False
     with Listener(session.host, options.kit, options.listen) as listener:
-        purpose.begin()  # after the address is bound: a bad --listen changes no folder
+        purpose.begin()  # after the address is bound, so that a bad --listen changes no folder
         listener.start()
         parties = f"{', '.join(options.kit.roster)} to connect within {options.wait:.0f} s"
         whom = "parties that still need the result of the finished run" if purpose.is_finished else parties
@@ -229,7 +229,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
             report = purpose.run_session(session, performer(session, purpose))
             session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
             finished = True
-        except Exception as error:  # also a full disk or a bug: no party must wait for more
+        except Exception as error:  # even a full disk or a bug, because the parties must not wait without end
             session.announce_failure(error, purpose.goodbye_seconds)
             raise
         except KeyboardInterrupt:
@@ -268,7 +268,7 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
 
 
 def _read_results(results: Mapping[str, Payload]) -> list[ResultPayload]:
-    """Read the results, by party in client order; the error of a malformed one names its party."""
+    """Read the parties' results in client order. The error of a malformed result names its party."""
     finished = []
     for party, payload in results.items():
         try:

@@ -1,7 +1,7 @@
-"""The server's session with all parties, as the thread of the run uses it: gather, begin, receive, send, finish.
+"""The server's session with all parties. The thread of the run calls it: gather, begin, receive, send, finish.
 
-Threads of gRPC put frames in (`peer_frames.py`), the thread of the run takes messages out. One lock guards both; its
-order is described in `roster.py`.
+Threads of gRPC put messages into inboxes (`peer_frames.py`), and the thread of the run takes them out. One lock guards
+both; `roster.py` describes the lock order.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from glasu.protocol.requests import Receive
 class ServerSession:
     """All parties of one run, at the server.
 
-    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> dismiss. Any of these raises
-    RestartAttempt when a party's process is new: gather again then. They raise the error of the run when it failed.
+    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> dismiss. If a party's process is
+    new, any of these raises RestartAttempt, and the caller must gather again. After a failure, they raise its error.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ServerSession:
         on_invalid_message: OnInvalidMessage = "abort",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Expect the parties of the roster.
+        """Prepare for the parties of the roster.
 
         Args:
             roster: names, in client order.
@@ -67,16 +67,16 @@ class ServerSession:
 
     @property
     def num_present(self) -> int:
-        """How many parties take part in the present attempt."""
+        """The number of parties in the current attempt."""
         return len(self._list_present())
 
     @property
     def refused(self) -> int:
-        """How many connections and processes were refused; any thread may ask."""
+        """The number of refused connections and processes. Any thread may read it."""
         return self.host.refused
 
     def connected(self) -> dict[str, bool]:
-        """Return which parties have a stream now; any thread may ask."""
+        """Return which parties have a stream now. Any thread may call it."""
         with self.roster.changed:
             return {name: peer.is_connected for name, peer in self.roster.peers.items()}
 
@@ -86,8 +86,8 @@ class ServerSession:
         """Wait until every party is connected and its statement has passed the handshake.
 
         Returns:
-            The parties that take part, in client order: all, except those that were absent for too long where the
-            others can continue without them.
+            The parties that take part, in client order. A party that was absent for too long is left out if the others
+            can continue without it.
         """
         roster = self.roster
         with roster.changed:
@@ -105,13 +105,13 @@ class ServerSession:
             return tuple(peer.name for peer in roster.present)
 
     def begin_attempt(self, attempt: Attempt) -> None:
-        """Propose an attempt to the gathered parties, and wait until every party has confirmed its own digest."""
+        """Propose an attempt to the gathered parties, and wait until every party has confirmed its checkpoint."""
         roster = self.roster
         with roster.changed:
             roster.check()
             prepared = tuple(peer.name for peer in roster.present if peer.state is PeerState.PREPARED)
             if prepared != attempt.present or len(prepared) < len(roster.present):
-                raise RestartAttempt  # a process came after `gather`, and has to be gathered as well
+                raise RestartAttempt  # a process connected after `gather` and must be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
             roster.attempt = attempt
             self._handshake.settle()
@@ -121,7 +121,7 @@ class ServerSession:
                 proposal = ProposedAttempt(attempt.number, attempt.round, attempt.present, digest, attempt.ledgers)
                 peer.send_control(proposal)
             roster.changed.notify_all()
-            running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do has finished already
+            running = (PeerState.RUNNING, PeerState.FINISHED)  # a party with nothing left to do is already FINISHED
             roster.wait_for(lambda peer: peer.state in running, f"to confirm attempt {attempt.number}")
             roster.run.advance(RunEvent.START)
 
@@ -129,7 +129,7 @@ class ServerSession:
         """Return the next message of every party of the attempt, in client order; it must be the expected one.
 
         Raises:
-            ProtocolError: a party's message is invalid, or not the expected one; `set_aside` may save the run.
+            ProtocolError: a party's message is invalid or unexpected; `set_aside` may let the run continue.
         """
         roster, peers = self.roster, self._list_present()
         with roster.changed:
@@ -157,15 +157,15 @@ class ServerSession:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
-        """Send one message to every party, when there is room in its window."""
+        """Send one message to every party; wait until its window has room."""
         self._send([encode(message)] * self.num_present, message)
 
     def scatter(self, messages: Sequence[Message]) -> None:
-        """Send every party its own message, in client order."""
+        """Send a different message to every party, in client order."""
         self._send([encode(message) for message in messages], messages[0])
 
     def collect_results(self) -> list[Payload]:
-        """Wait until every party has written its results; return what each reported, in client order."""
+        """Wait until every party has written its results; return the parties' reports in client order."""
         roster = self.roster
         with roster.changed:
             roster.check()  # a process may have restarted since the last message was sent
@@ -177,9 +177,9 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def set_aside(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error of the script, where the policy waits for it; else return False.
+        """Drop the party whose message caused an error, if the policy is to wait for it; else return False.
 
-        After True, gather the parties again.
+        If it returns True, the caller must gather the parties again.
         """
         peer = self.roster.peers.get(error.party)
         if peer is None or not self.host.may_return(error):
@@ -190,7 +190,7 @@ class ServerSession:
         return True
 
     def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
-        """Tell every party that the run is complete; wait a little for all to hang up, and for absent ones to come.
+        """Send the goodbye to every party; wait for all to disconnect, and for absent ones to connect.
 
         Args:
             seconds: how long to wait.
@@ -209,27 +209,33 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Tell every party why the run ends, before any waiting data; wait `seconds` for all to hang up."""
+        """Send the reason why the run ends to every party, before any waiting data.
+
+        Then wait at most `seconds` for all parties to disconnect.
+        """
         why, code = get_public_message(error), get_code(error)
         if not isinstance(error, GlasuError) or isinstance(error, CheckpointError | DataError):
             why, code = f"the server failed: {why}", "server_failed"
         roster = self.roster
         with roster.changed:
-            roster.fail(TrainingError(why, code=code))  # a party that connects now hears it, too
+            roster.fail(TrainingError(why, code=code))  # a party that connects now receives it, too
             for peer in roster.peers.values():
                 if peer.stream is not None:
                     roster.stop(peer.stream)
             self._wait_for_end(lambda peer: not peer.is_connected, roster.clock() + seconds)
 
     def leave(self) -> None:
-        """Note that this process is interrupted: streams end because of it, and the parties wait for the next one."""
+        """Record that this process is interrupted. Streams will end, and the parties wait for the next process."""
         with self.roster.changed:
             self.roster.run.advance(RunEvent.LEAVE)
 
     # --- helpers ------------------------------------------------------------------------------
 
     def _list_present(self) -> list[Peer]:
-        """Return the parties of the present attempt, in client order. For the thread of the run, without the lock."""
+        """Return the parties of the current attempt, in client order.
+
+        Only the thread of the run calls it, without the lock.
+        """
         assert self.roster.attempt is not None  # only the thread of the run sets it
         return [self.roster.peers[name] for name in self.roster.attempt.present]
 

@@ -1,4 +1,4 @@
-"""State files: what a role must remember when its process dies. One record per file, replaced as a whole."""
+"""State files: the records of a role that outlive its process. One record per file, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServingRecord:
     """serving.json, predicting.json and aligning.json: the run of a server."""
 
     run: str | None = None
-    digest: str | None = None  # of the settings
+    digest: str | None = None  # digest of the settings
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0
@@ -40,21 +40,21 @@ class JoiningRecord:
 
     party: str
     incarnation: int = 0  # counts the starts of the command in this folder
-    starts: tuple[str, ...] = ()  # names of the last processes, the present one last
-    met: tuple[str, ...] = ()  # those of them that a server has welcomed
+    starts: tuple[str, ...] = ()  # names of the last processes, the current one last
+    met: tuple[str, ...] = ()  # names of processes that a server has welcomed
     run: str | None = None
-    digest: str | None = None  # of the settings
+    digest: str | None = None  # digest of the settings
     data: str | None = None  # digest of the party's data
     secret: str | None = None  # commitment of the party's secret, see `Secret.commitment`
     finished: ResultPayload | None = None  # set once its results are written
-    closed: bool = False  # the server has said goodbye
+    closed: bool = False  # whether the server's goodbye was received
 
 
 class StateFile(Generic[Record]):
     """A record in a file. Every change is durable before `update` returns.
 
     Any thread may call the methods. A change reads the record, writes the file and replaces the record under one lock;
-    otherwise two changes at a time could each write the other's old values. `roster.py` describes the lock order.
+    otherwise, of two changes at the same time, one could overwrite the other. `roster.py` describes the lock order.
     """
 
     def __init__(self, path: Path, initial: Record) -> None:
@@ -68,7 +68,7 @@ class StateFile(Generic[Record]):
         self.value = _read(path, initial)
 
     def update(self, **changes: Any) -> None:
-        """Change some fields, durably."""
+        """Change some fields. The change is durable."""
         with self._lock:
             changed = dataclasses.replace(self.value, **changes)  # type: ignore[type-var]
             if not self._pending:
@@ -76,12 +76,12 @@ class StateFile(Generic[Record]):
             self.value = changed
 
     def start_over(self) -> None:
-        """Go back to the initial record in memory. The file keeps its content until `settle`."""
+        """Reset the record in memory to its initial value. The file keeps its content until `settle`."""
         with self._lock:
             self.value, self._pending = self._initial, True
 
     def settle(self) -> None:
-        """Make a record that was started over durable."""
+        """Write the record to the file after `start_over`."""
         with self._lock:
             if self._pending:
                 self._write(self.value)

@@ -1,7 +1,7 @@
 """States of a peer and of a run, with every transition as a table. Only `StateMachine.advance` changes a state.
 
-A peer's state says how far its process has come; whether it has a stream at the moment is a different question. Both
-ends use the same table: the server has one machine for every party, a party has one for itself.
+A peer's state describes the progress of its process. It does not depend on whether the peer has a stream at the moment.
+Both sides use the same table: the server has one state machine per party, and a party has one for itself.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from glasu.errors import ProtocolError
 
 
 class PeerState(enum.Enum):
-    """How far a party's process has come."""
+    """The progress of a party's process."""
 
     AWAY = "away"  # no process was admitted
-    CONNECTED = "connected"  # admitted; it builds its model
+    CONNECTED = "connected"  # it was admitted and builds its model
     PREPARED = "prepared"  # it has stated its settings and checkpoints
-    PROPOSED = "proposed"  # it was asked to start an attempt
-    RUNNING = "running"  # it has confirmed the attempt; messages flow
+    PROPOSED = "proposed"  # it received the proposal of an attempt
+    RUNNING = "running"  # it has confirmed the attempt and exchanges messages
     FINISHED = "finished"  # it has written its results
     DISMISSED = "dismissed"  # it received the end of the run
-    REFUSED = "refused"  # it does not fit, sent an invalid message, or declined; another process may come
-    ABSENT = "absent"  # without a connection for too long; the others continue without it, and a new process may come
+    REFUSED = "refused"  # it was refused, sent an invalid message, or declined; another process may connect
+    ABSENT = "absent"  # no connection for too long; the others continue without it; a new process may connect
     FAILED = "failed"  # it reported a failure, or the run ended for it
 
 
 class PeerEvent(enum.Enum):
-    """What changes a peer's state."""
+    """Events that change a peer's state."""
 
     ADMIT = "admit"  # a new process is welcomed
     PREPARE = "prepare"
@@ -38,27 +38,27 @@ class PeerEvent(enum.Enum):
     CONFIRM = "confirm"
     FINISH = "finish"
     DISMISS = "dismiss"
-    REFUSE = "refuse"  # by the server, or by the party itself
+    REFUSE = "refuse"  # the server refuses it, or the party declines
     OMIT = "omit"  # the others continue without it
     FAIL = "fail"
 
 
 class RunState(enum.Enum):
-    """How far a run has come, at the server."""
+    """The progress of a run, at the server."""
 
     GATHERING = "gathering"  # parties connect and prepare
     PROPOSED = "proposed"  # an attempt was proposed; not all have confirmed
-    RUNNING = "running"  # messages flow
+    RUNNING = "running"  # messages are exchanged
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     COMPLETE = "complete"  # every party has reported its results; the server writes its report
-    RESTARTING = "restarting"  # an attempt is void because its parties changed; the next one has to be gathered
+    RESTARTING = "restarting"  # the attempt is void because its parties changed; gather them for the next one
     CLOSED = "closed"  # the server says goodbye to the parties
     LEAVING = "leaving"  # this process was interrupted; another one can resume the run
     FAILED = "failed"
 
 
 class RunEvent(enum.Enum):
-    """What changes the state of a run."""
+    """Events that change the state of a run."""
 
     GATHER = "gather"
     PROPOSE = "propose"
@@ -78,13 +78,13 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.PREPARED, _E.PROPOSE): _P.PROPOSED,
     (_P.PROPOSED, _E.CONFIRM): _P.RUNNING,
     (_P.RUNNING, _E.FINISH): _P.FINISHED,
-    # A statement or a failure that crosses the end of the run on its way changes nothing.
+    # A statement or a failure that arrives after the end of the run changes nothing.
     (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
     (_P.DISMISSED, _E.FAIL): _P.DISMISSED,
     # An absent party has no process, so only a new one changes its state.
     (_P.ABSENT, _E.REFUSE): _P.ABSENT,
     (_P.ABSENT, _E.FAIL): _P.ABSENT,
-    # A restarted process takes the place of the earlier one, whatever that had reached.
+    # A restarted process replaces the earlier one in any state.
     **{(state, _E.ADMIT): _P.CONNECTED for state in _P},
     **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)},
     **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
@@ -102,11 +102,11 @@ RUN_TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (_R.RUNNING, _V.EXHAUST): _R.FINISHING,
     (_R.FINISHING, _V.COMPLETE): _R.COMPLETE,
     (_R.COMPLETE, _V.CLOSE): _R.CLOSED,
-    (_R.GATHERING, _V.CLOSE): _R.CLOSED,  # a server that was started again after the end of its run
+    (_R.GATHERING, _V.CLOSE): _R.CLOSED,  # a server restarted after the end of its run
     (_R.GATHERING, _V.RESTART): _R.GATHERING,
     (_R.RESTARTING, _V.RESTART): _R.RESTARTING,
-    # The server has all results, so a new process voids nothing: it waits for the end of the run. Only an invalid
-    # result leads back, by GATHER.
+    # The server has all results, so a new process does not make the attempt void. It waits for the end of the run. Only
+    # an invalid result leads back, by GATHER.
     (_R.COMPLETE, _V.RESTART): _R.COMPLETE,
     **{(state, _V.GATHER): _R.GATHERING for state in _OPEN},
     **{(state, _V.RESTART): _R.RESTARTING for state in _UNDER_WAY},
@@ -120,7 +120,7 @@ EventT = TypeVar("EventT", bound=enum.Enum)
 
 
 class StateMachine(Generic[StateT, EventT]):
-    """A state that changes by events only, as its table says."""
+    """A state that changes by events only, according to a table."""
 
     def __init__(self, start: StateT, table: Mapping[tuple[StateT, EventT], StateT]) -> None:
         self._state, self._table = start, table
@@ -147,5 +147,5 @@ def peer_machine() -> StateMachine[PeerState, PeerEvent]:
 
 
 def run_machine() -> StateMachine[RunState, RunEvent]:
-    """Return the machine of a run whose parties are not there yet."""
+    """Return the machine of a run whose parties have not connected yet."""
     return StateMachine(RunState.GATHERING, RUN_TRANSITIONS)

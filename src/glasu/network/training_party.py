@@ -40,7 +40,7 @@ from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
-ALONE = "alone"  # folder, below that of the checkpoints
+ALONE = "alone"  # folder below that of the checkpoints
 DEFAULTS = RunConfig().flatten()
 
 
@@ -63,13 +63,13 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             ConfigError: the folder belongs to another run, or the run began with other data or another secret.
         """
         super().__init__(options, party)
-        self.fresh = options.fresh  # until the run begins: only then is the earlier content removed
+        self.fresh = options.fresh  # set to False when the run begins and the earlier content is removed
         self._data, self._secret = party.data_digest(), options.kit.secret
         if not self.fresh and continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
         self._saver: Saver | None = None  # None until the run begins
         self._offered: WelcomePayload | None = None
-        self._first: ClientState | None = None  # before the first round
+        self._first: ClientState | None = None  # the state before the first round
 
     def start(self) -> None:
         """Count this start of the command, and make the party's secret if this is its first use."""
@@ -166,7 +166,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Restore the checkpoint of an attempt and return the script that continues from it.
 
         A party that trains alone, or has not finished its warm start, continues from its own last checkpoint. The other
-        roles need not know how far it is, because it has sent no message.
+        roles need not know its progress, because it has sent no message.
         """
         assert self._first is not None
         client, state = self.client, self._first
@@ -193,7 +193,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         return client_script(client)
 
     def _load_alone(self) -> PartyCheckpoint | None:
-        """Return the last checkpoint before the first message; None if the party has to begin with its first step."""
+        """Return the last checkpoint before the first message; None if there is none."""
         store = self._store(ALONE) if self.client.is_alone else self._store(kind=WARM)
         damaged: list[str] = []
         last = max(store.digests(damaged), default=0)
@@ -202,7 +202,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         return store.load(last, PartyCheckpoint) if last else None
 
     def _open_run(self) -> Saver:
-        """Let the folder belong to the run, which begins now; with --fresh, remove the earlier content."""
+        """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
         if self.fresh:
             removed = [path for store in self._list_stores() for path in store.clear()]
             if removed:
@@ -226,7 +226,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         store = self._store()
         found = store.digests().get(attempt.round)
         if found == attempt.digest:
-            with suppress(DataError):  # it was intact a moment ago
+            with suppress(DataError):  # it was intact when the party stated it
                 return store.load(attempt.round, PartyCheckpoint)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
@@ -238,8 +238,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Return the checkpoints of the run that joining.json names. The party offers only those of rounds.
 
         Args:
-            folder: ALONE for those of a party that trains alone.
-            kind: WARM for those of the warm start.
+            folder: ALONE for checkpoints of a party that trains alone.
+            kind: WARM for checkpoints of the warm start.
         """
         owner = f"party {self.party.name} in run {self.state.value.run}"
         extensions = () if self._client is None else self._client.config.extensions()
@@ -265,7 +265,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     # --- events and results -----------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """Pass an event on, and the status after a round."""
+        """Pass an event to the observer, and the status after a round."""
         super().observe(event)
         if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report it
             self.telemetry.observe(event)
@@ -312,7 +312,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         return None if self.fresh or self.state.value.finished is None else read_report(self.options.out)
 
     def find_earlier_result(self) -> dict[str, Any] | None:
-        """Return the content of report.json, if an earlier process heard that the run is finished everywhere."""
+        """Return the content of report.json, if an earlier process received the server's goodbye."""
         if self.fresh or not self.state.value.closed:
             return None
         out, report = self.options.out, read_report(self.options.out)

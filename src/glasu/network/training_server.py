@@ -37,7 +37,7 @@ class ServerCheckpoint:
 
 
 class TrainingServer(ScriptPurpose[RunReport | None]):
-    """One process of the server of a training; its report is None if an earlier process finished the run."""
+    """One server process of a training. Its report is None if an earlier process finished the run."""
 
     def __init__(self, options: ServeOptions) -> None:
         """Read the folder; nothing is written before `begin`.
@@ -54,8 +54,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         facts = server_facts("training", parties=len(roster))
         super().__init__(options, facts, config, run, self.state, scope=run)
         self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
-        self._scores: Mapping[str, float] = {}  # of the last evaluation on validation nodes
-        self._server: Server | None = None  # of the present attempt
+        self._scores: Mapping[str, float] = {}  # scores of the last evaluation on validation nodes
+        self._server: Server | None = None  # the server of the current attempt
         if self.resumes:
             self._open_checkpoints()
 
@@ -86,7 +86,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return self.options.fresh and self._server is None
 
     def begin(self) -> None:
-        """Begin a run: the folder belongs to it from now on. With --fresh, only once all parties have joined."""
+        """Assign the folder to the run. With --fresh, this happens later, when all parties have joined."""
         if self.is_finished:
             out = self.options.out
             self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
@@ -105,7 +105,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         )
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> RunReport | None:
-        """Run the training; a finished one only answers parties that still need to hear so."""
+        """Run the training. If it is finished, only send the goodbye to parties that have not received it."""
         return None if self.is_finished else super().run_session(session, perform)
 
     def rounds(self) -> dict[int, str]:
@@ -113,7 +113,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return {0: START} if self.starts_over else self.saver.store.digests()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
-        """Choose the greatest round that all roles have, and build the server for it."""
+        """Choose the latest round of which all roles have a checkpoint, and build the server for it."""
         self.saver.settle()
         statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})
@@ -163,7 +163,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self.options.emit(self._status())
 
     def finish(self, result: None, finished: Sequence[ResultPayload]) -> RunReport:
-        """Write report.json; the run is finished then."""
+        """Write report.json, and record that the run is finished."""
         report = self._build_report([each.weights_sha256 for each in finished])
         write_named(self.options.out / "report.json", report.to_json().encode())
         self.state.update(closed=True)
@@ -195,7 +195,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self.saver.store.clear()
 
     def view(self, session: ServerSession) -> View:
-        """Return the server at this moment; any thread may call it."""
+        """Return the current state of the server. Any thread may call it."""
         return View(
             status=self._status(),
             connected=session.connected(),

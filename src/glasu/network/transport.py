@@ -1,4 +1,4 @@
-"""gRPC with mutual TLS 1.3: one bidirectional stream of frames per party. Only its certificate says who a party is."""
+"""gRPC with mutual TLS 1.3: one bidirectional stream of frames per party. The certificate identifies a party."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from glasu.pki.refusal import find_pin_error, find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
 ONLY_TLS_1_3 = require_tls_1_3()
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else anybody can fill the log: one line per failed TLS handshake
+# gRPC writes a line per failed TLS handshake, so anyone could fill the log.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-import grpc  # noqa: E402 - it reads both variables once, when it is loaded
+import grpc  # noqa: E402 - grpc reads both variables when it is imported
 
 HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
-ALIVE_EVERY = 5.0  # seconds between two signs of life of the server on every accepted stream
-# A flood takes every free place immediately. PLACES / HANDSHAKE_WITHIN become free per second. A party gets one with
-# the probability of that rate over the rate of the flood. Each place costs up to 50 KB of memory.
+ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accepted stream
+# A flood of connections takes every free place immediately. PLACES / HANDSHAKE_WITHIN places become free per second. A
+# party's attempt gets one with a probability of that rate divided by the rate of the flood. Each place costs up to 50
+# KB of memory.
 HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
-PLACES = 1024  # for TCP connections at the server, beside twice the streams that its parties may open
-UNHEARD, OPEN = 2, 4  # concurrent streams of one party: not accepted yet, and in all
+PLACES = 1024  # TCP connections at the server, in addition to twice the streams that its parties may open
+UNHEARD, OPEN = 2, 4  # most concurrent streams of one party: before its hello, and in total
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
-CODE_KEY = "glasu-code"  # of the trailing metadata in which the server says why it does not serve a party
+CODE_KEY = "glasu-code"  # key in the trailing metadata; its value is the reason why a party is not served
 OPTIONS = [
-    ("grpc.keepalive_time_ms", 5_000),  # off by default: a dead peer would stay unseen for hours
+    ("grpc.keepalive_time_ms", 5_000),  # off by default; a dead peer would then go unnoticed for hours
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -58,21 +60,21 @@ OPTIONS = [
 
 
 class FrameStream:
-    """One gRPC stream at either end: the frames that go out on it, until it is closed.
+    """The outgoing frames of one gRPC stream, at the server or at a party, until it is closed.
 
-    Frames outside the sequence (`send`) go first. Numbered frames come from the channel that the session attaches when
-    both sides know each other. All methods take the session's lock, so a session may call them with or without it.
+    Frames outside the sequence (`send`) go first. Numbered frames come from the channel that the session attaches after
+    hello and welcome. All methods take the session's lock, so a session may call them with or without it.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
-        """Begin; `changed` is the session's lock, which must be re-entrant."""
+        """Begin without a channel; `changed` is the session's lock, which must be re-entrant."""
         self._changed = changed
         self._unnumbered: deque[bytes] = deque()
         self.channel: Channel | None = None  # attached when the stream is accepted
         self.is_open = True
 
     def send(self, frame: bytes) -> None:
-        """Send a frame outside the sequence. It is dropped where the other side reads nothing."""
+        """Send a frame outside the sequence. It is dropped if too many frames wait."""
         with self._changed:
             if self.is_open and len(self._unnumbered) < WAITING_NOTICES:
                 self._unnumbered.append(frame)
@@ -119,11 +121,11 @@ class Host(Protocol):
         ...
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
-        """Read what a party sends, until it ends."""
+        """Read the frames of a party until its stream ends."""
         ...
 
     def turn_away(self, party: str, caller: str, reason: str) -> None:
-        """Note that a connection was not served. `party` is empty where the certificate names none of the roster."""
+        """Record that a connection was not served. `party` is empty if its certificate names no party of the roster."""
         ...
 
 
@@ -135,8 +137,8 @@ class _Guest:
     context: Any
     stream: FrameStream
     since: float = field(default_factory=time.monotonic)
-    closed: float | None = None  # when it was seen to be closed
-    signed: float = field(default_factory=time.monotonic)  # when the last sign of life was sent
+    closed: float | None = None  # time at which it was found to be closed
+    signed: float = field(default_factory=time.monotonic)  # when the last heartbeat was sent
 
     @property
     def is_unheard(self) -> bool:
@@ -144,15 +146,15 @@ class _Guest:
 
     @property
     def caller(self) -> str:
-        """The peer's address in the usual notation; gRPC says ipv6:%5B::1%5D:59706."""
+        """The peer's address in the usual notation; gRPC's is like ipv6:%5B::1%5D:59706."""
         return unquote(self.context.peer()).partition(":")[2]
 
 
 class Listener(AbstractContextManager["Listener"]):
-    """Receives the parties of the kit's roster at an address: bound when constructed, served after `start`.
+    """Accepts connections of the roster's parties. The constructor binds the address; `start` begins to serve.
 
-    gRPC calls no handler when a TLS handshake fails, and drops the connection. The party that was rejected finds out
-    itself (`probe`). The streams of one party are limited, which keeps room for the others.
+    When a TLS handshake fails, gRPC drops the connection without calling a handler. The rejected party finds the reason
+    itself (`probe`). The number of streams per party is limited, so that there is room for the others.
     """
 
     def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
@@ -160,9 +162,9 @@ class Listener(AbstractContextManager["Listener"]):
 
         Args:
             host: receives the streams.
-            kit: the server's.
+            kit: the kit of the server.
             address: host:port.
-            max_connections: of TCP; None: as many as memory and file descriptors allow.
+            max_connections: limit of TCP connections; None: as many as memory and file descriptors allow.
         """
         _refuse_older_tls()
         self._host, self._kit = host, kit
@@ -185,7 +187,7 @@ class Listener(AbstractContextManager["Listener"]):
         credentials = grpc.ssl_server_credentials(
             [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
         )
-        why = _why_not_bound(address)  # before gRPC tries, which may print a line
+        why = _why_not_bound(address)  # before gRPC tries to bind, because gRPC may print a line
         try:
             self.port = 0 if why else int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
@@ -228,17 +230,17 @@ class Listener(AbstractContextManager["Listener"]):
                 self._guests.discard(guest)
 
     def _identify(self, guest: _Guest) -> str:
-        """Return the party in the peer's certificate, or end the call: it is revoked, or not on the roster."""
+        """Return the party in the peer's certificate; end the call if it is revoked or not on the roster."""
         certificate = guest.context.auth_context().get("x509_pem_cert", [None])[0]
         name = read_peer_name(certificate) if certificate else None
         known = str(name) if name in self._kit.roster else ""
         try:
             why = find_refusal(certificate, reload_revocations(self._kit))
-        except GlasuError as error:  # the list may be replaced right now: a later attempt may succeed
+        except GlasuError as error:  # temporary, if the list is being replaced at this moment
             code = ConnectionCode.UNREADABLE_REVOCATIONS
             self._abort(guest, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
-        if why:  # a revocation counts immediately, without a restart
-            public = why if known else f"party {name!r} is not on the roster"  # the roster is for its members
+        if why:  # a revocation takes effect immediately, without a restart
+            public = why if known else f"party {name!r} is not on the roster"  # only members may see the roster
             self._abort(guest, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
         return known
 
@@ -258,10 +260,10 @@ class Listener(AbstractContextManager["Listener"]):
                 self._check(guest, time.monotonic())
 
     def _check(self, guest: _Guest, now: float) -> None:
-        """Close a stream without a hello, cancel one whose peer does not hang up, and send signs of life on the rest.
+        """Close a stream without a hello, cancel one whose peer does not disconnect, and send heartbeats on the rest.
 
-        gRPC's pings cannot tell a frozen server soon enough: its kernel still acknowledges data, and a ping timeout of
-        a few seconds breaks slow lines, on which a ping waits behind data.
+        gRPC's pings detect a frozen server too late: its kernel still acknowledges data. A ping timeout of a few
+        seconds would break slow connections, on which a ping waits behind data.
         """
         if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
             self._host.turn_away(guest.name, guest.caller, f"no hello within {HELLO_WITHIN:.0f} s")
@@ -276,10 +278,10 @@ class Listener(AbstractContextManager["Listener"]):
 
 
 def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield frames until the stream ends, in whatever way it ends."""
+    """Yield frames until the stream ends, normally or by an error."""
     try:
         yield from frames
-    except Exception:  # gRPC raises errors of several kinds without a base class when a stream breaks
+    except Exception:  # when a stream breaks, gRPC raises errors without a common base class
         return
 
 
@@ -295,11 +297,11 @@ class Line:
         """Connect in the background.
 
         Args:
-            kit: the party's.
-            address: of the server, host:port.
+            kit: the kit of the party.
+            address: the address of the server, host:port.
             stream: the frames to send.
-            arrive: called with every frame, and at last with the reason why the stream ended. While it blocks, no
-                further frame is read, and gRPC's flow control stops the server.
+            arrive: called with every frame, and finally with the reason why the stream ended. While it blocks, no more
+                frames are read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
         self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
@@ -377,7 +379,7 @@ class Line:
             self._channel.close()
 
 
-# gRPC's own words, and the only place that reads them. The first match counts. Recorded with 1.70 to 1.85
+# Texts of gRPC errors. Only this table reads them, and the first match counts. Recorded with 1.70 to 1.85
 # (tests/network/grpc_failures.jsonl); `python -m support.grpc_failures` records another version.
 GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("certificate has expired", ConnectionCode.SERVER_EXPIRED),
@@ -394,12 +396,12 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Socket closed", ConnectionCode.CLOSED),
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
-AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` knows more
-VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # `probe` knows less than gRPC
+AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` finds more
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` finds these, gRPC's text says more
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the code for the error of a gRPC call: the code in our server's metadata, else one for gRPC's text."""
+    """Return the code for the error of a gRPC call: from our server's metadata, else from gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
@@ -408,7 +410,7 @@ def read_status(error: Any) -> Disconnection:
 
 
 def read_details(status: str, details: str) -> Disconnection:
-    """Return the code for gRPC's status and words."""
+    """Return the code for gRPC's status and text."""
     if status == "DEADLINE_EXCEEDED":
         return Disconnection(ConnectionCode.NO_ANSWER)
     for text, code in GRPC_TEXTS:
@@ -418,7 +420,7 @@ def read_details(status: str, details: str) -> Disconnection:
 
 
 def _why_not_bound(address: str) -> str:
-    """Return the operating system's reason why the address cannot be bound; gRPC does not tell it."""
+    """Return the operating system's reason why the address cannot be bound. gRPC does not report it."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
         for family, kind, protocol, _, where in found:

@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.pki.identity import USAGE, identity_uri, parse_hosts, role_of
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
-CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid this long before its issue, for peers with slow clocks
+CLOCK_SKEW = timedelta(minutes=5)  # validity begins this time before the issue, for peers with slow clocks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def make_authority(now: datetime) -> Signed:
 
 
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
-    """Make a new key and a certificate for the server (with its hosts) or a party (without)."""
+    """Make a new key and a certificate: for the server if hosts are given, else for a party."""
     key = ec.generate_private_key(ec.SECP256R1())
     return Signed(certify(authority, name, key.public_key(), hosts, now, days), key)
 
@@ -59,7 +59,7 @@ def certify(
     now: datetime,
     days: int,
 ) -> x509.Certificate:
-    """Make a certificate for a public key: of the server (with its hosts) or of a party (without)."""
+    """Make a certificate for a public key: for the server if hosts are given, else for a party."""
     role, last = role_of(name), authority.certificate.not_valid_after_utc
     left = (last - now).days
     if not 1 <= days <= left:

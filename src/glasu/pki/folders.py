@@ -1,4 +1,4 @@
-"""Folders with private keys: complete before they appear, readable by their owner only, retired instead of deleted."""
+"""Folders with private keys. They appear when complete, are readable by their owner only, and are never deleted."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def retire_folder(folder: Path, now: datetime) -> None:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    folder.chmod(0o700)  # a umask may have removed bits of the owner
+    folder.chmod(0o700)  # the umask may have removed permissions of the owner

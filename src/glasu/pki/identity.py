@@ -53,7 +53,7 @@ def check_roster(names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         check_party_name(name)
-        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems see no difference
+        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems treat such names as equal
         if key in RESERVED:
             raise DataError(f"party {name!r}: the names {', '.join(RESERVED)} are reserved; use another name.")
         if key in seen:
@@ -62,7 +62,7 @@ def check_roster(names: Sequence[str]) -> None:
 
 
 def parse_hosts(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Return the server's addresses in the form of its certificate."""
+    """Convert the server's addresses to the form that its certificate holds."""
     if not hosts:
         raise ConfigError("--host: name the host that the parties will connect to, for example --host localhost.")
     return [_parse_host(host) for host in dict.fromkeys(hosts)]

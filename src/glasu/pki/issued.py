@@ -34,16 +34,19 @@ class Issued:
 
 @dataclass(frozen=True, kw_only=True)
 class IssuedCertificates:
-    """The state of a CA. It decides; the server's kit repeats the roster and the revocations."""
+    """The state of a CA.
+
+    The server's kit holds copies of the roster and the revocations; this file is authoritative.
+    """
 
     schema: int = ISSUED_SCHEMA
     roster: tuple[str, ...]
     hosts: tuple[str, ...]
-    trial: bool = True  # it makes the keys of the parties; False: it signs their requests
+    trial: bool = True  # True: the CA makes the keys of the parties; False: it signs their requests
     issued: tuple[Issued, ...] = ()
 
     def revoke(self, names: Collection[str], now: datetime) -> IssuedCertificates:
-        """Return the state with every certificate revoked that was issued to these parties."""
+        """Return the state in which all certificates of these parties are revoked."""
         issued = (
             replace(item, revoked=now) if item.name in names and not item.revoked else item for item in self.issued
         )

@@ -47,12 +47,12 @@ class KitManifest:
 
     schema: int = KIT_SCHEMA
     role: Role
-    name: str  # of the party, or "server"
+    name: str  # name of the party, or "server"
     expires: datetime
     serial: str  # hexadecimal
     fingerprint: str  # SHA-256 of the certificate, as openssl prints it
     ca_fingerprint: str  # the same in all kits of one federation
-    trial: bool  # the key was made where the CA is, so its operator may have a copy
+    trial: bool  # whether the key was made at the CA, so that the CA's operator may have a copy
     hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
     roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
 
@@ -95,10 +95,10 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     Args:
         folder: a folder that `glasu provision` wrote for the server or one party.
         role: the role that the kit must have; None accepts both.
-        now: the time at which it must be valid; the present by default.
+        now: the time at which it must be valid; by default the current time.
 
     Raises:
-        TransportError: names the file, the fault and the remedy.
+        TransportError: the kit is invalid. The message names the file, the fault and the remedy.
     """
     now = now or datetime.now(UTC)
     _check_folder(folder)
@@ -123,7 +123,7 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
 
 
 def reload_revocations(kit: Kit) -> Kit:
-    """Return a server's kit with the present revocation list of its folder."""
+    """Return a server's kit with the current revocation list of its folder."""
     authority = x509.load_pem_x509_certificate(kit.ca_pem)
     return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 

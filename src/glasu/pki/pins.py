@@ -1,6 +1,6 @@
 """pins.toml: the fingerprints of the keys of the peers, which people compared over the telephone.
 
-A CA can sign another key for the name of a party. A pin notices it: pins do not come from the CA.
+A CA could sign another key for the name of a party. A pin detects this, because pins do not come from the CA.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PinnedKeys:
 
 
 def read_pins(folder: Path) -> dict[str, str]:
-    """Return the pins of a kit by name; none without a file.
+    """Return the pins of a kit by name; an empty dictionary without a file.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
@@ -59,7 +59,7 @@ def add_pins(folder: Path, own: str, peers: Mapping[str, str]) -> dict[str, str]
         peers: fingerprints by name, as typed.
 
     Raises:
-        ConfigError: a name is the own one, or is pinned to another key.
+        ConfigError: a name is that of this kit, or is pinned to another key.
     """
     pins = read_pins(folder)
     for name, text in peers.items():

@@ -5,7 +5,7 @@ KITS/server/     the server's kit
 KITS/<party>/    one kit per party
 KITS/retired/    renewed and removed kits, by name and time
 
-ca.toml is written first and decides. If a command is interrupted after that, --renew completes it.
+ca.toml is written first and is authoritative. If a command is interrupted after that, --renew completes it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def provision(
     """Make a CA, the server's kit and one trial kit per party.
 
     Args:
-        out: the folder for the kits; none of them may exist.
+        out: the folder for the kits; no kit may exist there.
         parties: the roster; the position of a party is its client index.
         hosts: the DNS names and IP addresses of the server.
         days: validity of the kits.
-        now: the present by default.
+        now: the current time by default.
     """
     check_roster(parties)
     return make_federation(out, parties, hosts, days, truncate_to_seconds(now))
@@ -107,7 +107,7 @@ def make_federation(
     Args:
         out: the folder for the kits.
         parties: the roster.
-        hosts: of the server.
+        hosts: the hosts of the server.
         days: validity.
         now: the time.
         keys: of all parties, if they made them themselves, and perhaps of the server; None: make trial kits.
@@ -165,8 +165,8 @@ def renew(
 ) -> list[Kit]:
     """Make new keys and certificates for parties or the server, and retire the old kits.
 
-    Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), which leaves time to
-    hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
+    Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), so that there is time
+    to hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
     server's certificate.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
@@ -179,7 +179,7 @@ def renew(
 
 
 def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
-    """Return the names of the server that a renewal with these hosts drops; without hosts, it drops none."""
+    """Return the host names that a renewal of the server's kit with these hosts drops; none if `hosts` is empty."""
     path = out / AUTHORITY / STATE
     if not hosts or not path.is_file():
         return []
@@ -236,11 +236,11 @@ def change_authority(
 
     Args:
         authority: the CA.
-        state: its new state, without the certificates to be issued.
+        state: the new state of the CA, without the certificates to be issued.
         issued: the names that get a new kit.
         retired: the names whose old kits are moved away.
         days: validity of the new kits.
-        keys: of the names that made their keys themselves; their folders get no private key.
+        keys: the public keys of parties that made their keys; their folders get no private key.
 
     Returns:
         The new kits, without those of `keys`.
@@ -267,7 +267,7 @@ def _issue(
 
     Args:
         authority: the CA.
-        names: of the kits.
+        names: the names of the kits.
         days: validity.
         keys: public keys; for other names a key is made.
     """

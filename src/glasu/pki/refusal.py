@@ -1,6 +1,6 @@
 """Check the certificate of a peer after the TLS handshake.
 
-TLS has checked signature and validity. It knows neither the roster nor the names nor the revocations.
+TLS has checked the signature and the validity, but not the name, the roster and the revocations.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def find_refusal(peer_certificate_pem: bytes | None, kit: Kit, *, now: datetime 
 
     Args:
         peer_certificate_pem: `auth_context()["x509_pem_cert"][0]`; None if the peer sent no certificate.
-        kit: the own kit. A server accepts the parties of its roster, a party accepts the server.
-        now: the present by default.
+        kit: the kit of this role. A server accepts the parties of its roster, a party accepts the server.
+        now: the current time by default.
     """
     if not peer_certificate_pem:
         return "no certificate was presented"
@@ -60,7 +60,7 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
 
 
 def find_pin_error(peer: CertificateInfo, kit: Kit) -> str:
-    """Return why the key of a peer is not the one that this kit pins, or an empty string."""
+    """Return an error text if the key of a peer differs from the one that this kit pins, else an empty string."""
     pinned, key = kit.pins.get(peer.name or ""), peer.certificate.public_key()
     if pinned is None or matches_fingerprint(pinned, key):
         return ""

@@ -77,7 +77,7 @@ def read_request(path: Path) -> SigningRequest:
     """Read a signing request and check its signature, key and name.
 
     Raises:
-        TransportError: names the file and the fault.
+        TransportError: the request is invalid. The message names the file and the fault.
     """
     try:
         with path.open("rb") as file:
@@ -114,7 +114,7 @@ def _check_name(name: str) -> None:
 
 
 def _list_names(request: x509.CertificateSigningRequest) -> list[str]:
-    """Return the URIs of the subject alternative name; other names in it make the request invalid."""
+    """Return the URIs in the subject alternative name; an empty list if it holds names of other kinds."""
     try:
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -38,7 +38,7 @@ def read_secret(folder: Path) -> Secret | None:
 
 
 def make_secret(folder: Path) -> Secret:
-    """Make the secret of a kit, and return it. If the kit has one, return that one: nothing is overwritten."""
+    """Make the secret of a kit and return it. If the kit has a secret, return that one; nothing is overwritten."""
     path, temporary = folder / SECRET, folder / f".{SECRET}.{secrets.token_hex(8)}"
     try:
         with name_file(path):
@@ -47,7 +47,7 @@ def make_secret(folder: Path) -> Secret:
                 file.write(secrets.token_hex(SECRET_BYTES).encode() + b"\n")
             try:
                 sync_file(temporary)
-                os.link(temporary, path)  # fails if another process was first; then its secret counts
+                os.link(temporary, path)  # fails if another process was faster; its secret is then used
             except FileExistsError:
                 pass
             finally:

@@ -48,11 +48,11 @@ def sign_requests(
     certificate is revoked or has expired. The server may replace a key that the CA made.
 
     Args:
-        out: the folder of the CA. If it holds none, a CA and the kit of the server are made there first.
+        out: the folder of the CA. If it has no CA, a CA and the kit of the server are made there first.
         requests: files that `glasu provision request` made.
         hosts: the DNS names and IP addresses of the server; for a new CA, or with a request of the server.
         days: validity of the certificates.
-        now: the present by default.
+        now: the current time by default.
     """
     now = truncate_to_seconds(now)
     found = [read_request(path) for path in requests]

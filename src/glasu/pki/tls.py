@@ -9,7 +9,7 @@ _VARIABLE, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 
 
 def require_tls_1_3() -> bool:
-    """Leave gRPC no cipher that works with a kit over TLS 1.2; return False if grpc was imported before.
+    """Configure gRPC so that no cipher of TLS 1.2 works with a kit; return False if grpc was imported before.
 
     The variable lists ciphers of TLS 1.2 only; those of TLS 1.3 are fixed. The remaining cipher needs an RSA key, and
     kits hold ECDSA keys. gRPC reads the variable once, when it is imported.

@@ -3,8 +3,9 @@
 id -> H(id)         a point, by SHA-512
 blind by a, b, c    a b c H(id): equal for equal ids, whatever the order of the parties
 
-Without all scalars no role can compute the point of an id, so none can test a guess (decisional Diffie-Hellman). The
-package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the identity.
+A role would need the scalars of all parties to compute the point of an id, so no role can test a guess (decisional
+Diffie-Hellman). The package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the
+identity.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from glasu.files import remove_loaded_library
 
 POINT_BYTES = 32
 Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
-_DOMAIN = b"glasu alignment 1"  # other programs and later versions have other points for the same id
+_DOMAIN = b"glasu alignment 1"  # other programs and later versions map the same id to other points
 
 
 @cache
 def load_group() -> Any:
-    """Return the module of the group, or raise ConfigError with the command that installs it."""
+    """Return the module rbcl, or raise ConfigError with the command that installs it."""
     try:
         import rbcl
     except ImportError:
@@ -70,7 +71,7 @@ def refuse_repeated_points(points: Points) -> None:
 
 
 def refuse_invalid_points(points: Points) -> None:
-    """Raise ProtocolError if some rows encode no point, or the identity."""
+    """Raise ProtocolError if a row encodes no point, or the identity."""
     is_valid, content = load_group().crypto_core_ristretto255_is_valid_point, points.tobytes()
     for row in range(len(points)):
         point = content[row * POINT_BYTES : (row + 1) * POINT_BYTES]
@@ -96,11 +97,11 @@ class Blinding:
         return self._multiply(self._for_ids, points)
 
     def start_key(self) -> Points:
-        """Return this party's scalar of the key as a point: what the next party continues."""
+        """Return this party's scalar as a point: the first share of the common key."""
         return join_points([self._group.crypto_scalarmult_ristretto255_base(self._for_key)])
 
     def continue_key(self, share: Points) -> Points:
-        """Multiply the product of other parties; after all of them it is the common secret (Diffie-Hellman)."""
+        """Multiply a share by this party's scalar. The product of all scalars is the common secret (Diffie-Hellman)."""
         return self._multiply(self._for_key, share)
 
     def _multiply(self, scalar: bytes, points: Points) -> Points:

@@ -1,17 +1,17 @@
-"""Error feedback: rows that travel again and again are sent as their change since the last release, in a few bits.
+"""Error feedback: rows that are sent repeatedly are sent as their change since the last release, in a few bits.
 
-Client m keeps the reference R_m: its rows as its peers have decoded them so far. It sends integers n_m, the server adds
-them, and every client moves its copy of the mean of all references by the same amount:
+Client m keeps the reference R_m: the values of its rows that its peers have decoded so far. It sends integers n_m, the
+server adds them, and every client moves its copy of the mean of all references by the same amount:
 
     n_m = round((H_m^+[l] - R_m) / step), clamped;    R_m += step n_m;    H[l+1] += step (n_1 + ... + n_M) / M
 
 The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. The step belongs to a
 column and is a function of the last joint change, which every client received. It shrinks with the changes, and it
-grows where most integers are at their bound. Only sums of integers and single operations on floats decide it, so all
-clients have the same bits on any machine.
+grows if most integers are at their bound. It is computed from sums of integers by single operations on floats, so all
+clients get the same bits on any machine.
 
 The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
-rounds, the server's rounding of the first aggregate remains in H[l+1]: changes are relative to it.
+rounds, the error of the server's first rounded aggregate remains in H[l+1], because changes are relative to it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
     from glasu.wire.encodings import Integers
 
-LOADING = 0.8  # the range of a grid is 0.8 `bits` times the mean absolute change: near the optimum of normal values
+# The range of a grid is 0.8 `bits` times the mean absolute change. This is nearly optimal for normal values.
+LOADING = 0.8
 SHRINK, GROW = 0.25, 4.0  # limits on the factor between two steps
 FINEST = 2.0**-4  # the smallest step of a column, relative to the largest of its layer
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The rows of one layer in one phase, as all readers know them."""
+    """The values of one layer's rows that all readers know, in one phase."""
 
     own: Tensor  # R_m
     joint: Tensor  # H[l+1]: the mean of R_1, ..., R_M
-    step: Tensor  # of the next change, one per column, in double precision
-    clamped: int = 0  # own values outside the grid so far; the number does not leave the client
+    step: Tensor  # step of the next change, one per column, in double precision
+    clamped: int = 0  # number of this client's values outside the grid so far; it is never sent
 
 
 def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
@@ -50,12 +51,12 @@ def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference
 
 
 def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
-    """Return the integers to send, and the reference with them. The joint part changes when the answer arrives.
+    """Return the integers to send, and the reference after this release. `apply_change` later updates its joint part.
 
     Args:
-        reference: before the release.
+        reference: the reference before the release.
         value: H_m^+[l].
-        integers: the encoding.
+        integers: the encoding of changes.
     """
     step = reference.step.numpy()
     exact = np.rint((value.numpy() - reference.own.numpy().astype(np.float64)) / step)
@@ -83,7 +84,7 @@ def _first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.f
 
 
 def _next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
-    """Return the step for changes like the last ones, if the clients' changes are independent of each other."""
+    """Return the step for changes as large as the last ones, assuming that the clients' changes are independent."""
     if not len(total):
         return step
     mean = np.abs(total).sum(axis=0) / len(total)
@@ -92,7 +93,7 @@ def _next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: In
 
 
 def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keep every step within a factor of the largest one: a column that was constant can change again."""
+    """Keep every step within a factor of the largest one, because a column that was constant can change again."""
     most = step.max()
     limited: NDArray[np.float64] = np.maximum(step, most * FINEST if most > 0 else 1.0)
     return limited
@@ -104,6 +105,6 @@ def _move(values: Tensor, by: NDArray[np.float64]) -> Tensor:
 
 
 def _as_tensor(values: NDArray[Any]) -> Tensor:
-    import torch  # the server reads the class above, and it has no torch
+    import torch  # not at the top: the server imports this module, and it has no torch
 
     return torch.from_numpy(values)

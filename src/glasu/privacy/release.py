@@ -4,8 +4,8 @@ A tensor is first perturbed (clip, noise), which changes the client's contributi
 `extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
 server combines the payloads, so they change no result. The ledger records every release.
 
-`read` decodes the answers. It belongs here because a decoding can depend on earlier releases and answers of this
-client: a change is relative to a reference (`glasu.privacy.feedback`).
+`read` decodes the answers. It belongs here because decoding can depend on this client's earlier releases and answers: a
+change is relative to a reference (`glasu.privacy.feedback`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Clip:
 class Sent(NamedTuple):
     """A released tensor in its wire encoding."""
 
-    payload: NDArray[Any]  # as it travels
+    payload: NDArray[Any]  # the encoded array, with masks if there are any
     unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
     contribution: Tensor | None = None  # where the encoding alone does not tell: see `value`
@@ -99,7 +99,7 @@ References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
 def _place(key: Key) -> tuple[str, int]:
-    """Return the place of a reference. Training and evaluation have their own: dropout and rows differ."""
+    """Return the index of a reference. Training and evaluation have separate ones: dropout and rows differ."""
     return key.phase.name, key.layer
 
 
@@ -113,7 +113,7 @@ class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
     encodings: Mapping[Kind, Encoding]
-    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not here has no protection
+    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is missing has no protection
     ledger: Ledger = field(default_factory=Ledger)
     rules: Sequence[Rule] = ()  # of the settings; a runtime that stores the ledger opens it with these rules
     enters_nodes: bool = False  # the ledger records the nodes of each release
@@ -123,7 +123,7 @@ class Release:
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
-        """Return the protection of a kind of tensor. A change is protected like the representation that changes."""
+        """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
 
     @property
@@ -260,7 +260,7 @@ class Release:
         if kind == "change":
             changed = apply_change(self.references[_place(key)], decoded, _integers(encoding))
             self.references[_place(key)] = changed
-            return changed.joint.detach()  # an own tensor: a step marks it as a leaf of autograd
+            return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
         if kind == "representation" and self._first is not None:
             integers = _integers(self.encodings["change"])

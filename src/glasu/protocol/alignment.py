@@ -1,11 +1,12 @@
-"""Private alignment: find the ids that all parties have, and one order for them, without showing an id to anyone.
+"""Private alignment: find the ids that all parties have, and one common order, without revealing an id.
 
 Elliptic-curve Diffie-Hellman set intersection in a ring of M parties; the server passes messages on and compares.
 
-    party m     blinds its ids, sorts the points by their bytes and sends them; only it knows which point is which id
-    M - 1 times every party blinds the set of the party before it, in the order in which it came, and sends it on
+    party m     blinds its ids, sorts the points by their bytes and sends them; only party m can match points and ids
+    M - 1 times every party blinds the set that it receives from the party before it, keeps its order and sends it on
     server      receives M sets that all parties have blinded; equal ids are equal points. The common points, sorted by
-                their bytes, are the common order. It tells every party where they are in the set that the party sent.
+                their bytes, are the common order. Every party receives the rows of these points in the set that it
+                sent.
 
 No party sees two sets under the same blinding, so no party can compare. The server sees only blinded points; it learns
 the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a party
@@ -49,10 +50,10 @@ SHARES, SETS = 0, 1  # the `layer` in the keys of both kinds of messages
 
 @dataclass(frozen=True)
 class SetLimits:
-    """How large a set and a message may be."""
+    """Limits on the size of a set and of a message."""
 
     chunk_rows: int
-    max_ids: int = DEFAULT_MAX_IDS  # of the largest set that a role accepts
+    max_ids: int = DEFAULT_MAX_IDS  # ids in the largest set that a role accepts
 
     def __post_init__(self) -> None:
         if self.max_ids < 1:
@@ -68,11 +69,11 @@ class SetLimits:
             num_local_steps=0,
             prefetch=0,
             chunk_rows=self.chunk_rows,
-            encodings=encodings_of(RunConfig()),  # for messages of other phases, which have no rows here
+            encodings=encodings_of(RunConfig()),  # required, but unused: an alignment sends no tensors
         )
 
     def count_chunks(self, largest: int) -> int:
-        """Return the number of chunks in which every set travels; those of a smaller set are empty at the end."""
+        """Return the number of chunks of every set. A smaller set has as many; its last chunks are empty."""
         return -(-largest // self.chunk_rows)
 
     def count_rows(self, size: int, chunk: int) -> int:
@@ -80,7 +81,7 @@ class SetLimits:
         return min(max(size - chunk * self.chunk_rows, 0), self.chunk_rows)
 
     def check_largest(self, size: float, whose: str) -> int:
-        """Return a number of ids that a message states, or refuse it."""
+        """Check the number of ids that a message states, and return it as an integer."""
         if not (size >= 1 and size == int(min(size, 2**53))):
             raise ProtocolError(f"{whose}: expected a number of ids of 1 or more, got {size}.")
         if size > self.max_ids:
@@ -94,17 +95,17 @@ class SetLimits:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """What a party learns."""
+    """The result of an alignment at a party."""
 
-    rows: NDArray[np.int64]  # of its common ids, in the common order
-    key: bytes  # of all parties
+    rows: NDArray[np.int64]  # the party's rows with common ids, in the common order
+    key: bytes  # the same at all parties; the server does not have it
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What the server learns: counts."""
+    """The result of an alignment at the server: counts only."""
 
-    sizes: tuple[int, ...]  # of the sets, in client order
+    sizes: tuple[int, ...]  # number of ids in each set, in client order
     common: int
     overlaps: Mapping[tuple[int, ...], int]  # clients -> number of ids that exactly these clients have
 
@@ -131,7 +132,7 @@ def client_alignment(
         done += 1
         yield Aligning(done / num_steps, name)
     points = np.concatenate(parts)
-    # The order of the blinded bytes says nothing about the ids, and only this party can invert it.
+    # The order of the blinded bytes reveals nothing about the ids. Only this party can map it back to its rows.
     order = order_points(points)
     points, share = points[order], blinding.start_key()
 
@@ -184,9 +185,9 @@ def _take_chunk(points: Points, chunk: int, limits: SetLimits) -> Points:
 
 
 def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) -> None:
-    """Refuse rows after a chunk that was not full. The server has checked the number of rows."""
+    """Refuse rows that follow a chunk that was not full. The server has checked the total number of rows."""
     if len(points) > limits.chunk_rows or (earlier and len(points) and len(earlier[-1]) < limits.chunk_rows):
-        raise ProtocolError(f"{len(points)} points come after the end of a set, or are too many for a chunk.")
+        raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
 
 
 class _Blaming:
@@ -210,7 +211,7 @@ class _Blaming:
 
 
 def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison]:
-    """Server column: pass sets on in the ring, compare them, and tell every party its common rows."""
+    """Server column: pass sets on in the ring, compare them, and send every party its common rows."""
     num_clients, key = identity.num_clients, identity.key(Phase.ALIGNMENT, 0)
     if num_clients < 2:
         raise ConfigError("an alignment needs at least two parties.")
@@ -246,7 +247,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
 
 
 def find_owner(client: int, step: int, num_clients: int) -> int:
-    """Return whose set a client sends after it has received `step` sets: that of the party `step` places before it."""
+    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
     return (client - step) % num_clients
 
 
@@ -254,18 +255,18 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
     """Compare sets that all parties have blinded.
 
     Args:
-        sets: by owner; distinct points each.
+        sets: one set of distinct points per owner.
 
     Returns:
-        For every set the rows of the common points, in the order of their bytes; and for every group of owners the
-        number of points that exactly these owners have.
+        The rows of the common points in every set, in the order of their bytes; and the number of points that exactly
+        the owners of a group have, by group.
     """
     distinct, inverse = np.unique(np.concatenate([view_points(points) for points in sets]), return_inverse=True)
     owners = np.repeat(np.arange(len(sets)), [len(points) for points in sets])
     holds = np.zeros((len(distinct), len(sets)), bool)
     holds[inverse, owners] = True
     common = np.asarray(holds.all(axis=1))
-    place = np.cumsum(common) - 1  # of a common point in the common order
+    place = np.cumsum(common) - 1  # position of each common point in the common order
     rows, first = [], 0
     for points in sets:
         own = inverse[first : first + len(points)]
@@ -293,7 +294,7 @@ def _name_receiver(key: Key, client: int) -> Key:
 def _check_rows(
     identity: Identity, messages: Sequence[BlindedSet], sizes: Sequence[int], step: int, chunk: int, limits: SetLimits
 ) -> None:
-    """Refuse a chunk with another number of points than the set that its sender passes on has there."""
+    """Refuse a chunk if its number of points differs from that of the same chunk when its sender received it."""
     for client, message in enumerate(messages):
         expected = limits.count_rows(sizes[find_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:

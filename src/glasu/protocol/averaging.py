@@ -1,10 +1,11 @@
 """Averages of class probabilities, and their propagation over the parties' edges; client and server columns.
 
 An average is one exchange: clients send probabilities of the same rows, and the server returns the mean of those that
-it received. With labels at one party only the owner has probabilities, so the mean is the owner's.
+it received. If one party has the labels, only this owner sends probabilities, and the mean equals them.
 
-A smoothed prediction takes two: the average at all nodes, which every party with edges propagates, and the average of
-the propagated rows. A party without edges contributes nothing to the second one.
+A smoothed prediction takes two exchanges. The first averages at all nodes. Then every party with edges propagates this
+average, and the second exchange averages the propagated rows. A party without edges contributes nothing to the second
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
     from glasu.protocol.state import Identity
 
-Requested: TypeAlias = NDArray[np.bool_]  # over the rows of an exchange: those that one client receives
+Requested: TypeAlias = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
 
 
 def client_average(
@@ -47,7 +48,7 @@ def client_average(
 
     Args:
         client: the client.
-        key: of the exchange.
+        key: the key of the exchange.
         own: this client's probabilities; None: it contributes nothing.
         nodes: of the rows.
         num_columns: the number of classes, where `own` is None and this client knows it.
@@ -73,20 +74,20 @@ def server_average(
     present: Sequence[int] | None = None,
     from_any: bool = False,
 ) -> Script[None]:
-    """Server column: send the mean to all clients, or to each one the rows that it requested.
+    """Server column: send the mean to all clients, or send each client the rows that it requested.
 
     Args:
         server: the server.
-        key: of the exchange.
-        num_rows: of the exchange.
+        key: the key of the exchange.
+        num_rows: the number of rows in the exchange.
         requested: for each client, the rows that it receives; None: all.
         present: the clients that send probabilities, if not all.
-        from_any: any client may contribute nothing. Otherwise those with labels send probabilities.
+        from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
     encoding = server.shapes.encodings["probabilities"]
 
     def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
-        mean = Mean(len(scores))  # also where layers concatenate
+        mean = Mean(len(scores))  # scores are averaged even if layers concatenate
         rows = mean.combine_partials(encoding, scores, answer, first_row)
         if requested is None:
             return Broadcast(JointScores(answer, rows))
@@ -118,16 +119,16 @@ def client_average_propagated(
     requested: Requested | None = None,
     place: int = 0,
 ) -> Script[ScoreRows]:
-    """Client column: propagate the mean over the own edges, and return the average of all such results at the nodes.
+    """Client column: propagate the mean over this client's edges; return the average of all clients' results.
 
     Args:
         client: the client.
         key: phase and round.
-        mean: of the class probabilities at all nodes.
+        mean: the mean class probabilities at all nodes.
         alpha: see `propagate`; None at a party that had no edges in training.
-        nodes: the rows of the exchange.
+        nodes: the nodes whose rows are averaged.
         requested: the rows that this client receives; None: all, or those of `find_receivers`.
-        place: tells several such exchanges under one key apart.
+        place: distinguishes several such exchanges with the same key.
     """
     own = None
     if alpha is not None and client.party.graph.num_edges:
@@ -149,7 +150,7 @@ def server_average_propagated(
 
 
 def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
-    """Return who receives the rows of a smoothed prediction with labels at one party: the label owner alone."""
+    """Return the receivers of a smoothed prediction if one party has the labels: this party receives all rows."""
     return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
 
 

@@ -6,7 +6,7 @@ and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its
 With Q > 1, the first local step uses this gradient. The later steps send no message. They descend the client's own loss
 with a linear term for the losses of the others. At step 0 the gradient of this objective is the exact gradient:
 
-    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m minus what m itself contributed to it
+    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m without m's own contribution
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 def client_joint_round(
     client: Client, batch: Batch, upcoming: Sample | None, aggregation: Aggregation
 ) -> Script[list[float]]:
-    """Client column: JointInference, the walk back with an exchange at each aggregation layer, then all local steps.
+    """Client column: JointInference, a backward pass with an exchange per aggregation layer, then all local steps.
 
     Args:
         client: the client.
         batch: the round's blocks, features and labels.
         upcoming: the sample of the next round, if it is known.
-        aggregation: of the clients that are present in the round.
+        aggregation: the aggregation over the clients that are present in the round.
 
     Returns:
-        The losses; none at a client without labels.
+        The losses; an empty list at a client without labels.
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
@@ -72,7 +72,7 @@ def client_joint_round(
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
     for _ in later_steps:
-        step = client.learner.step(batch, 0)  # C_m[l] belongs to the dropout masks of step 0
+        step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
         loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
         losses.append(loss)
     return losses if client.has_labels else []
@@ -107,7 +107,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
 
 
 def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
-    """Return the loss of the label owner at step 0 and its gradient at H[L]; nothing at the other clients."""
+    """Return the label owner's loss at step 0 and its gradient at H[L]. Other clients get an empty list and None."""
     if not client.has_labels:
         return [], None
     loss, gradient = client.learner.loss_and_gradient(client.learner.step(batch, 0), joint, batch)
@@ -117,7 +117,7 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
 def share_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Send a gradient, or wait without one; return the server's answer, and the gradient as it was sent.
+    """Send a gradient, or only wait if there is none; return the server's answer, and the gradient as it was sent.
 
     Args:
         client: the client.
@@ -140,12 +140,12 @@ def server_backward(
         server: the server.
         key: phase and round.
         rows: |S[l+1]| for every aggregation layer l.
-        present: the clients that contribute, if not all.
+        present: the clients that contribute; None: all.
     """
     encoding, aggregation = server.shapes.encodings["gradient"], server.aggregation_among(present)
 
     def respond(gradients: list[Array], answer: Key, first_row: int) -> Scatter:
-        # Stochastic rounding is drawn from the key of the message, so every client gets a share with its own rounding.
+        # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
         keys = server.keys_to_each(answer)
         shares = aggregation.combine_gradients(encoding, gradients, keys, first_row)
         return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))

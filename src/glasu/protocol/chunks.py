@@ -1,7 +1,7 @@
-"""Exchange tensors in chunks of rows, and check them. The results do not depend on the size of the chunks, to the bit.
+"""Exchange tensors in chunks of rows, and check them. Results are bit-identical for any chunk size.
 
-A chunk has `wire.chunk_rows` rows; a chunk with fewer rows is the last one and may be empty. So the server needs no
-number of rows in advance, and a tensor whose rows fill its chunks ends with an empty one.
+A chunk has `wire.chunk_rows` rows. A chunk with fewer rows is the last one, so the server needs no number of rows in
+advance. If the rows fill all chunks exactly, an empty chunk follows.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def exchange_rows(
 
     Args:
         client: the client.
-        key: of the exchange.
-        kinds: of the messages and of the answers.
+        key: the key of the exchange.
+        kinds: the kind of the messages and the kind of the answers.
         sent: the released tensor; None: this client contributes nothing and waits for the answer.
-        shape: of the answer, with all rows; None columns if this client does not know their number.
+        shape: the shape of the whole answer; columns are None if this client does not know their number.
         upcoming: the sample of the next round, if it is known.
         requested: the rows of the answer that this client receives, if not all.
     """
@@ -67,8 +67,8 @@ def exchange_rows(
     for own, rows in zip(keys, chunks, strict=True):
         yield Send(Waiting(own) if sent is None else kind(own, sent.payload[rows]))
     if upcoming is not None:
-        # Look-ahead: blocks and features of the next round need no answer. They are gathered while the answer travels,
-        # and `gather` keeps them, so the next round finds them ready.
+        # Look-ahead: blocks and features of the next round do not depend on the answer. They are gathered while the
+        # client waits for it, and `gather` keeps them for the next round.
         with client.watch.measure("sampling"):
             client.learner.gather(upcoming)
     parts = []
@@ -86,7 +86,7 @@ def exchange_rows(
 
 
 def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> Array:
-    """Return the payload of an answer; refuse another encoding or shape, NaN and infinity."""
+    """Return the payload of an answer; refuse a wrong encoding, a wrong shape, NaN and infinity."""
     kind = message.content().kind
     encoding = message.content().find_encoding(client.release.encodings)
 
@@ -117,7 +117,7 @@ def answer_rows(
     *,
     from_any: bool = False,
 ) -> Script[int]:
-    """Server: answer chunk after chunk until a chunk is not full; return the number of rows.
+    """Server: answer one chunk after the other until a chunk is not full; return the number of rows.
 
     Args:
         server: the server.
@@ -125,8 +125,8 @@ def answer_rows(
         key: the key of the exchange.
         respond: builds the answer to the tensors of one chunk, which are in client order.
         num_rows: the number of rows to expect, if the server knows it.
-        senders: the clients that send a tensor, if not all; the others wait for the answer.
-        from_any: any client may wait, but in all chunks or in none.
+        senders: the clients that send a tensor, while the others only wait for the answer; None: all.
+        from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
     """
     chunk_rows, waiting = server.config.wire.chunk_rows, None
     everyone = not from_any and (senders is None or len(senders) == len(server.roster))
@@ -149,7 +149,7 @@ def answer_rows(
 
 
 def _check_senders(server: Server, messages: Sequence[Message], senders: Sequence[int]) -> None:
-    """Refuse a tensor from a client that has none to send, and a missing one from a client that has."""
+    """Refuse a tensor from a client outside `senders`, and a missing tensor from a client in `senders`."""
     for client, message in enumerate(messages):
         if isinstance(message, TensorMessage) != (client in senders):
             listed = ", ".join(repr(server.roster[sender]) for sender in senders)
@@ -161,7 +161,7 @@ def _check_senders(server: Server, messages: Sequence[Message], senders: Sequenc
 
 
 def _check_waiting(server: Server, messages: Sequence[Message], before: list[bool] | None) -> list[bool]:
-    """Return which clients sent no tensor; refuse a client that sent some chunks of a tensor and not the others."""
+    """Return which clients sent no tensor; refuse a client that sent only some chunks of a tensor."""
     waiting = [not isinstance(message, TensorMessage) for message in messages]
     if all(waiting):
         raise ProtocolError(f"{messages[0].key}: no party has an edge. {NOTHING_TO_SMOOTH}")
@@ -189,7 +189,7 @@ def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, r
     for message in tensors:
         if error := encoding.find_error(message.value, columns):
             server.refuse(message, f"{content.kind}: {error}.")
-        # A known number of rows comes before the majority's shape, which could blame the only correct party.
+        # Check a known number of rows before `_check_shapes`, which blames the minority even if it alone is right.
         rows = len(message.value)
         if rows > most or (rows_left is not None and rows < most):
             wanted = f"at most {most}" if rows_left is None else str(most)
@@ -224,7 +224,7 @@ def _check_shapes(server: Server, tensors: Sequence[TensorMessage], key: Key) ->
 def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Broadcast | Scatter) -> None:
     """Refuse NaN and infinity in an answer; blame the party that sent them, if one did.
 
-    A value that is not finite in one tensor is not finite in the sum, so one look at the sum is enough.
+    A value that is not finite in one tensor is not finite in the sum, so checking the sum is enough.
     """
     kind = tensors[0].content().kind
     encoding = server.shapes.encodings[kind]

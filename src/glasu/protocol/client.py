@@ -35,7 +35,7 @@ LARGEST_SENT = 1e30  # in a race; a sum of such values over all clients is finit
 
 
 class Client:
-    """One party in a training."""
+    """One party of a run: its data, model, gate and progress."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Client:
         self.config = self.candidates[0]  # of the present candidate, or of the present stage
         self.stages = list_stages(self.config)  # of `train.release = "once"`
         self.method = method_of(config)
-        run = bytes.fromhex(config.digest())[:RUN_BYTES]  # a runtime with a server replaces it
+        run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
         if config.privacy.label_epsilon is not None and self.has_labels:
@@ -100,7 +100,7 @@ class Client:
         self._scales: Tensor | None = None  # of the columns that the upper stage reads
 
     def _make_learner(self) -> Learner:
-        """Build the layers of the present candidate with their first weights."""
+        """Build the layers of the current candidate with their first weights."""
         return Learner(
             self.config,
             self.data,
@@ -240,12 +240,12 @@ class Client:
         return self.release.tensor(kind, value, key, nodes)
 
     def place_among(self, present: Sequence[str]) -> None:
-        """Predict with these parties only: they are the clients from now on, in this order."""
+        """Predict with these parties only. From now on they are the clients, in this order."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
         self.learner.aggregation = self.learner.aggregation.among(len(present))
 
     def state(self) -> ClientState:
-        """Return the state for a checkpoint. It does not change any more."""
+        """Return the state for a checkpoint, a copy that later steps do not change."""
         return ClientState(
             config_digest=self.requested.digest(),
             incarnation=self.identity.incarnation,

@@ -1,9 +1,9 @@
 """Methods whose parties train alone and combine their predictions afterwards; client and server columns.
 
-The selected models are tested together, once: the class probabilities of all parties are averaged through the server
-and, where the method smooths, propagated over the parties' edges. With labels everywhere each party with edges chooses
-its alpha on the validation nodes. With labels at one party the owner chooses one alpha for all, from the averages for
-every alpha at the validation nodes, and the server passes it on.
+The selected models are tested together, once. The server averages the class probabilities of all parties. If the method
+smooths, the parties then propagate the averages over their edges. If all parties have labels, each party with edges
+chooses its alpha on the validation nodes. If one party has the labels, this owner receives the averages for every alpha
+at the validation nodes and chooses one alpha for all parties; the server passes it on.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-SCORED_SPLITS = ("validation", "test")  # in the order of rows and messages
-NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)  # these and the next two stand for the layer in keys
+SCORED_SPLITS = ("validation", "test")  # rows and messages have this order
+NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)  # used as `layer` in message keys, like the next two
 OWN_LAYER, CHOICE_LAYER = -4, -5
 
 
@@ -52,7 +52,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
     nodes = yield from _client_nodes(client, key)
     rows, everything = np.concatenate(list(nodes.values())), np.arange(client.data.num_nodes)
-    prediction = client.identity.key(Phase.PREDICTION, client.identity.round_of(key))  # a prediction is exact
+    prediction = client.identity.key(Phase.PREDICTION, client.identity.round_of(key))  # uses every edge
     own = yield from client_scores(client, prediction, everything if client.method.smooths else rows)
     if client.method.smooths:
         mean = yield from client_average_all(client, key, own)
@@ -65,7 +65,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
 
 
 def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
-    """Return the nodes of both splits. With labels at one party, the owner names them (not their labels)."""
+    """Return the nodes of both splits. If one party has the labels, it sends these nodes, but not their labels."""
     found = {}
     for split, layer in zip(SCORED_SPLITS, NODE_LAYERS, strict=True):
         found[split] = client.data.nodes_of(client.data.evaluation_examples(split))
@@ -76,7 +76,7 @@ def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
 
 
 def _client_alpha(client: Client, key: Key, mean: ScoreRows, nodes: NodeSet) -> Script[float | None]:
-    """Return the alpha of this party: its own, or the label owner's; None if it chooses and has no edges."""
+    """Return the alpha of this party: its own choice (None without edges), or the label owner's choice."""
     examples, graph = client.data.evaluation_examples("validation"), client.party.graph
 
     def score(scores: ScoreRows) -> float:
@@ -134,7 +134,7 @@ def _client_metrics(
 
 
 def server_combination(server: Server) -> Script[None]:
-    """Server column: average, and report the metrics of the combined prediction on both splits."""
+    """Server column: average the scores, and report the metrics of the combined prediction on both splits."""
     key = server.identity.key(Phase.EVALUATION, server.config.train.num_rounds + 1)
     num_validation, num_test = server.sizes.num_validation, server.sizes.num_test
     if server.identity.owner >= 0:
@@ -160,14 +160,14 @@ def server_combination(server: Server) -> Script[None]:
 
 
 def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]:
-    """Average the candidates for the label owner, and pass its choice on to all clients."""
+    """Average the results of every alpha for the label owner, and pass its choice on to all clients."""
     for place in range(1, len(PROPAGATING) + 1):
         yield from server_average_propagated(server, key, num_validation, place=place)
     key = key.at(CHOICE_LAYER)
     messages: Sequence[Chosen] = yield Receive((Chosen,), key)
     for client, message in enumerate(messages):
         if len(message.values) != server.identity.has_labels(client):
-            server.refuse(message, f"expected a choice from the label owner alone, got {len(message.values)} values.")
+            server.refuse(message, f"expected an alpha from the label owner only, got {len(message.values)} values.")
     chosen = messages[server.identity.owner]
     yield Broadcast(Chosen(key, np.array([_read_choice(chosen)])))
 

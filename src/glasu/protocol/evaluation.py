@@ -67,7 +67,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 
 
 def _key_round(role: Client | Server, ensemble: bool) -> int:
-    """Return the round in the keys of an evaluation on validation nodes. The rounds up to T+1 have other uses."""
+    """Return the `round` in the keys of an evaluation on validation nodes. Values up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 
@@ -103,7 +103,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
 
 
 def client_subsets(client: Client) -> Script[None]:
-    """Client column: score the selected model on validation nodes with some of the parties; see `list_subsets`."""
+    """Client column: score the selected model on validation nodes for every subset of `list_subsets`."""
     examples = client.data.evaluation_examples("validation")
     nodes = client.data.nodes_of(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
@@ -133,12 +133,12 @@ def server_subsets(server: Server) -> Script[None]:
 
 
 def _subset_key(role: Client | Server, index: int) -> Key:
-    """Return the key of the inference with a subset. It is a prediction, so it uses every edge."""
+    """Return the key of the inference with a subset. Its phase is PREDICTION, so it uses every edge."""
     return role.identity.key(Phase.PREDICTION, role.config.train.num_rounds + 2 + index)
 
 
 def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
-    """Propagate the training labels over the party's edges; alpha is chosen on validation, as the model is.
+    """Propagate the training labels over the party's edges. The best alpha on validation nodes is chosen.
 
     Returns:
         The scores of all nodes, and the metrics on the validation nodes.
@@ -180,7 +180,7 @@ def client_evaluation(
     if owner_leads(client.config):
         (agreed,) = yield from agree(client, key, [nodes])
         nodes = nodes if client.has_labels else agreed
-    if client.is_alone:  # also where predictions are averaged after the training
+    if client.is_alone:  # even if predictions are averaged after training
         own = yield from client_scores(client, key, nodes)
         return ({} if own is None else measure(client, own, examples)), None
     found: dict[str, float] = {}
@@ -221,7 +221,7 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
 
 
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
-    """Server column: evaluate on validation nodes, and tell the clients whether the model is the best so far."""
+    """Server column: evaluate on validation nodes, and broadcast whether the model is the best so far."""
     progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
@@ -297,7 +297,8 @@ def compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, fl
             listed = ", ".join(expected) or "none"
             server.refuse(message, f"expected the metrics {listed}, got {len(values)} values.")
         undefined = np.isnan(values)
-        if np.isinf(values).any() or not (undefined.all() or not undefined[definable].any()):  # all: no label was known
+        # Without a known label all values are NaN, which is valid.
+        if np.isinf(values).any() or not (undefined.all() or not undefined[definable].any()):
             server.refuse(message, "expected finite metrics, got NaN or infinity.")
         if expected:
             found[server.roster[client]] = values
@@ -310,6 +311,6 @@ def compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, fl
                 if one != other
             )
             raise ProtocolError(
-                f"{messages[0].key}: parties found different metrics, so their labels or splits differ: {apart}."
+                f"{messages[0].key}: parties computed different metrics, so their labels or splits differ: {apart}."
             )
     return dict(zip(names, agreed.tolist(), strict=True))

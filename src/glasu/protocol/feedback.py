@@ -1,6 +1,6 @@
-"""Which representations travel as changes (`wire.feedback`): those of rows that were released before in the same phase.
+"""Choose which representations are sent as changes (`wire.feedback`): rows that the same phase released before.
 
-All roles derive it from the settings and the key of an exchange.
+All roles derive the choice from the settings and the key of an exchange.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def representation_messages(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
     """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
 
-    The rows of a training round are those of the round before, and the rows of an evaluation those of the evaluation
-    before. The test and a prediction have other rows.
+    Every training round has the same rows, and so has every evaluation on validation nodes. The test and a prediction
+    have other rows.
     """
     train = config.train
     first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)

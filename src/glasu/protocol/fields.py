@@ -89,12 +89,12 @@ class TensorField:
 
     kind: Kind
     columns: CountOf
-    is_answer: bool = False  # whether the server sends it, so that the values are combined ones
+    is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
     tag: str = "tensor"
     dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1")
 
     def find_encoding(self, encodings: Mapping[Kind, Encoding]) -> Encoding:
-        """Return the encoding of the values, given those of a run."""
+        """Return the encoding of the values, given the encodings of a run."""
         encoding = encodings[self.kind]
         return encoding.answer if self.is_answer else encoding
 
@@ -117,9 +117,9 @@ class TensorField:
 
 @dataclass(frozen=True)
 class NodeSetsField:
-    """One sorted set of node numbers per round; each is sent as the gaps between its ids (`glasu.wire.ids`).
+    """One sorted set of node numbers per round. A set is sent as the gaps between its numbers (`glasu.wire.ids`).
 
-    It is the last field of a message, because it has any number of sections; the other fields have one.
+    It must be the last field of a message because its number of sections varies; every other field has one section.
     """
 
     tag: str = "index"

@@ -1,4 +1,7 @@
-"""Algorithm 3: JointInference, client and server columns side by side."""
+"""Algorithm 3: JointInference, client and server columns side by side.
+
+`client_round` in `rounds.py` calls Extract on the result. `label_owner.py` adds the last lines of Algorithm 6.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +76,13 @@ def await_inference(
 
 
 def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[Tensor]:
-    """Compute H_m[L]. Training, local updates and evaluation all go forward here.
+    """Compute H_m[L]. This is the only forward pass, for training, local updates and evaluation.
 
     Args:
         client: the client.
         step: computes H_m[0], and H_m^+[l] from H_m[l].
-        combine: returns H_m[l+1] where layer l aggregates, given l and H_m^+[l]. Elsewhere H_m[l+1] = H_m^+[l].
+        combine: returns H_m[l+1], given l and H_m^+[l], for layers l that aggregate. In other layers H_m[l+1] =
+            H_m^+[l].
     """
 
     def report(share: float) -> Evaluating:
@@ -113,8 +117,8 @@ def server_inference(
     Args:
         server: the server.
         key: phase and round.
-        num_rows: |S[l+1]| for aggregation layers l, where the server knows it.
-        present: the clients that contribute, if not all.
+        num_rows: |S[l+1]| by aggregation layer l, if the server knows it.
+        present: the clients that contribute; None: all.
 
     Returns:
         |S[l+1]| for every aggregation layer l.

@@ -1,7 +1,7 @@
 """Algorithms 5 to 7: the differences when one client holds the labels.
 
 Algorithm 5: the label owner sends the batch (`sampling.py`). Algorithm 7: the other clients minimise <G, H_m[L]>
-(`update.py`). Here: the last lines of Algorithm 6, which send the owner's gradient G at H[L] to all clients.
+(`update.py`). This module: the last lines of Algorithm 6, in which all clients receive the owner's gradient G at H[L].
 """
 
 from __future__ import annotations

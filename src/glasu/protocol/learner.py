@@ -1,4 +1,4 @@
-"""The local half of a client: the rows of its nodes, and its part of the model. Nothing here sends a message."""
+"""The local part of a client: features and labels of its nodes, and its part of the model. It sends no message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class NodeData:
             config: the run's settings, resolved.
             party: the data.
             has_labels: whether this client's labels are used.
-            preparation: of a model trained earlier; None: fitted to the features of this party.
+            preparation: the preparation of the features, from a model trained earlier; None: fit it to this party's
+                features.
         """
         self.train, self.party, self.has_labels = config.train, party, has_labels
         self.num_nodes = party.num_nodes
@@ -61,7 +62,7 @@ class NodeData:
         if has_labels and party.labels is not None:
             self.task.fit(party.labels[self.training_examples()], party.classes, config.train)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
-        self._keeps_rows = sampler_class(config.train).reads_whole_graph  # it reads all rows in every round
+        self._keeps_rows = sampler_class(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None
 
     def features(self, nodes: NodeSet) -> Hidden:
@@ -86,7 +87,7 @@ class NodeData:
         return self.task.label_tensor(self.party.labels[nodes], self.dtype)
 
     def nodes_of(self, examples: NodeSet) -> NodeSet:
-        """Return the nodes of examples; the task decides."""
+        """Return the nodes of examples, as the task defines them."""
         return self.task.nodes_of(self.party, examples)
 
     def training_examples(self) -> NodeSet:
@@ -170,7 +171,7 @@ class Learner:
             convolution=convolution,
         ).to(data.dtype)
         self.task = data.task
-        if self.task.scale is not None:  # saved and restored with the weights, in double precision
+        if self.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", self.task.scale)
         self.optimizer = Optimizer(config, self.model)
         self.steps = Steps(self.model, self.optimizer)
@@ -188,7 +189,7 @@ class Learner:
     def dropout(self, round_index: int, step: int | None) -> Dropout:
         """Return the masks of one local step; an evaluation (None) uses none.
 
-        JointInference uses the masks of step 0. Otherwise its forward pass could not be the one of step 0.
+        JointInference uses the masks of step 0, so that step 0 can reuse its forward pass.
         """
         if step is None:
             return no_dropout()
@@ -201,11 +202,11 @@ class Learner:
     def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
         """Gather blocks, features and labels of a sample; a repeated call for the same sample costs nothing.
 
-        A client calls it for the next round while the server's answer travels.
+        A client calls it for the next round while it waits for the server's answer.
         """
         if self._gathered is None or self._gathered[0] is not sample:
             blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
-            rows = [blocks[0].positions]  # of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
+            rows = [blocks[0].positions]  # positions of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
             for block in blocks[1:]:
                 rows.append(rows[-1][block.positions])
             labels = self.data.labels(nodes[-1]) if self.data.has_labels and with_labels else None
@@ -218,17 +219,20 @@ class Learner:
         self._gathered = None
 
     def step(self, batch: Batch, step: int | None) -> Step:
-        """Return local step q through the layers; None: a forward pass without dropout or gradients."""
+        """Return local step q as an object that runs the layers; None: a forward pass without dropout or gradients."""
         return self.steps.make(batch, self.dropout(batch.round, step), recording=step is not None)
 
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
-        """Return the loss at H_m[L] and its gradient there; the step keeps the classifier's gradient."""
+        """Return the loss and its gradient at H_m[L]; the step keeps the classifier's gradient."""
         assert batch.labels is not None
         value, gradient = self.task.loss_and_gradient(step.logits(joint), batch.labels)
         return value, step.backward_classifier(gradient)
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
-        """Return the forward pass with every edge. Features of a sampled graph stay in their file."""
+        """Return the forward pass with every edge.
+
+        If the sampler does not read the whole graph, features are read from their file piece by piece.
+        """
         shape, chunk = (self.data.num_nodes, self.data.preparation.width), FeatureRows.chunk_values
         features = FeatureRows(shape, self.data.features, None if self.sampler.reads_whole_graph else chunk)
         return ExactInference(self.model, self.sampler, features, nodes)

@@ -1,4 +1,4 @@
-"""Messages as bytes: a fixed header, then little-endian arrays. No pickle, and no data of unknown size.
+"""Encode messages as bytes: a fixed header, then little-endian arrays. No pickle, and no data of unknown size.
 
 `glasu.protocol.fields` shows the layout. Tensors arrive here in their wire encoding, because all roles compute with the
 encoded values.
@@ -26,7 +26,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def format_number(kinds: Sequence[type[Message]] = MESSAGES) -> int:
-    """Return a number of 31 bits that changes with any change of the messages. Roles compare it in the handshake."""
+    """Return a 31-bit number that changes if any message changes. Roles compare it in the handshake."""
     listed = [
         (kind.__name__, [(name, type(item).__name__, item.tag, item.dtypes) for name, item in kind.contents().items()])
         for kind in kinds

@@ -32,7 +32,7 @@ from glasu.wire.message_key import Key
 
 
 def max_metrics(shapes: Shapes) -> int:
-    """Return the greatest number of figures of one evaluation."""
+    """Return the greatest number of metrics in one message."""
     return 16
 
 
@@ -87,7 +87,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class TensorMessage(Message):
-    """Base of the messages with some rows of one tensor."""
+    """Base of the messages that hold some rows of one tensor."""
 
     value: Any  # the encoded rows; a subclass states the kind of tensor
 
@@ -129,7 +129,7 @@ class JointGradient(TensorMessage):
 
 @dataclass(frozen=True, eq=False)
 class Scores(TensorMessage):
-    """Client: class probabilities or predictions, of the requested nodes or of all."""
+    """Client: class probabilities or predictions at the requested nodes, or at all nodes."""
 
     value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
 
@@ -196,7 +196,7 @@ class Verdict(Message):
 
 @dataclass(frozen=True, eq=False)
 class Chosen(Message):
-    """Client: the alpha that the label owner chose; empty from the others. Server: the same value to all clients."""
+    """Client: the alpha that the label owner chose; empty from other clients. Server: this alpha, to all clients."""
 
     values: Annotated[NDArray[np.float64], NumbersField("choice", lambda shapes: 1)]
 
@@ -210,14 +210,14 @@ class PartySituation(Message):
 
 @dataclass(frozen=True, eq=False)
 class Candidates(Message):
-    """Server: the candidates that race, the preferred one first; after the race, the winner. Positions in the list."""
+    """Server: positions, in the list of candidates, of those that race (the preferred one first), or of the winner."""
 
     values: Annotated[NDArray[np.float64], NumbersField("candidates", lambda shapes: 16)]
 
 
 @dataclass(frozen=True, eq=False)
 class Waiting(Message):
-    """Client: it contributes nothing to this exchange and waits for the answer."""
+    """Client: no contribution to this exchange; the client only waits for the answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,21 +229,21 @@ class SetSize(Message):
 
 @dataclass(frozen=True, eq=False)
 class KeyShare(Message):
-    """Client: a product of parties' scalars, as a point. Server: the same to the next party."""
+    """Client: a product of parties' scalars, as a point. Server: the same point, to the next party."""
 
     point: Annotated[NDArray[np.uint8], RowsField("key share", ("|u1",), POINT_BYTES, single=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class BlindedSet(Message):
-    """Client: a party's ids, blinded by one or more parties. Server: the same to the next party."""
+    """Client: a party's ids, blinded by one or more parties. Server: the same points, to the next party."""
 
     points: Annotated[NDArray[np.uint8], RowsField("blinded ids", ("|u1",), POINT_BYTES)]
 
 
 @dataclass(frozen=True, eq=False)
 class CommonRows(Message):
-    """Server: where the common ids are in the set that this client sent, in the common order."""
+    """Server: the rows of the common ids in the set that this client sent, in the common order."""
 
     rows: Annotated[NDArray[np.uint32], RowsField("common rows", ("<u4",))]
 

@@ -1,6 +1,6 @@
-"""Scores by joint inference, for evaluation and on request. On request, every edge is used.
+"""Compute scores by joint inference, for evaluations and for requested predictions, which use every edge.
 
-Scores are class probabilities, or what the task has in their place.
+Scores are class probabilities, or the task's equivalent, such as the predictions of a regression.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 
 def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
-    """Client column: request nodes, or none to help the other parties.
+    """Client column: request scores of some nodes; request none to only help the other parties.
 
     Returns:
-        The nodes, sorted, whose scores this client receives, and these scores. With labels at all
-        clients: the requested nodes. With labels at one party, which alone has a classifier: at that party all
-        nodes that any party requested, at the others none.
+        The sorted nodes whose scores this client receives, and these scores. If all clients have labels, these are the
+        nodes that the client requested. If one party has the labels, only this party has a classifier: it receives the
+        scores of all nodes that any party requested, and the others receive none.
     """
     yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
@@ -74,11 +74,11 @@ def client_prediction(
 ) -> Script[NDArray[Any]]:
     """Client column: return the scores of the nodes, in the unit of the labels.
 
-    With labels at all clients they are the mean of the clients' own (the client's own where there is no server), of all
-    nodes or of those that this client requested. With labels at one party they are the owner's; the other clients
-    return an empty array. Where the method smooths, the mean is propagated over the parties' edges. Where only some
-    clients are present, the others contribute nothing and receive the same mean. With `ensemble` no layer aggregates,
-    and the mean is of scores that the clients compute alone.
+    If all clients have labels, the result is the mean of the clients' scores, at all nodes or at those that this client
+    requested. Without a server it is this client's scores. If one party has the labels, the result is the owner's
+    scores, and the other clients return an empty array. If the method smooths, the mean is propagated over the parties'
+    edges. If only some clients are present, the absent ones contribute nothing and receive the same mean. With
+    `ensemble`, no layer aggregates, and the clients compute their scores alone.
     """
     task = client.learner.task
     if client.stages is not None:
@@ -101,12 +101,12 @@ def client_prediction(
 def client_scores(
     client: Client, key: Key, nodes: NodeSet, present: Sequence[int] | None = None, *, alone: bool = False
 ) -> Script[ScoreRows | None]:
-    """Client column: return the scores of this client's classifier; None at a client without labels or presence.
+    """Client column: return the scores of this client's classifier; None if it has no labels or is absent.
 
-    Where the client computes `alone`, no layer aggregates and every edge is used.
+    With `alone`, no layer aggregates, and every edge is used.
     """
     layers = client.config.model.aggregation_layers
-    if not (client.has_labels or layers):  # no other client needs its layers
+    if not (client.has_labels or layers):  # no other client needs this client's layers
         return None
     if present is not None and client.identity.index not in present:
         if not alone:
@@ -130,9 +130,9 @@ def _is_sampled(config: RunConfig, phase: Phase) -> bool:
 
 
 def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> Script[Tensor]:
-    """Compute H[L] at the nodes with every edge; `alone`: H_m[L], with H_m[l+1] = H_m^+[l].
+    """Compute H[L] at the nodes with every edge. With `alone`, no layer aggregates: H_m[l+1] = H_m^+[l].
 
-    Lower layers are computed at all nodes, so that no index set is sent; the last one at the requested nodes.
+    Lower layers are computed at all nodes, so that no node sets are sent; the last layer at the requested nodes.
     """
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
@@ -148,7 +148,7 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
 
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
-    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; the result has the given order
+    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
     rounds = [client.identity.round_of(key)]
     (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
@@ -178,7 +178,7 @@ def server_prediction(
     *,
     ensemble: bool = False,
 ) -> Script[None]:
-    """Server column of a joint inference and of the mean of the scores.
+    """Server column: serve a joint inference, then average the scores.
 
     All clients receive the mean; with `requested`, each client receives the rows that it requested. With `present`,
     only these clients contribute. With `ensemble` there is no joint inference.

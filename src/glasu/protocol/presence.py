@@ -1,8 +1,8 @@
 """Party dropout: the clients that contribute to a round, and the subsets of clients that are scored after training.
 
-An absent client contributes no tensor and takes no step. It still agrees on node sets and receives what all clients
-receive, because parties that are absent in one round take part in the next. So any subset of the parties can predict
-later: training has seen smaller means.
+An absent client contributes no tensor and takes no step. It still agrees on node sets and receives all broadcasts,
+because it may be present in the next round. Training thus includes means over fewer parties, so that any subset of the
+parties can predict later.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[
 
 
 def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
-    """Refuse a prediction in which some parties are absent, unless training has prepared for it.
+    """Refuse a prediction without some parties, unless the model was trained with party dropout.
 
-    Rules about the number of parties in a sum belong here, too.
+    Any rule about the least number of parties in a sum belongs here, too.
 
     Args:
-        config: of the training.
+        config: the settings of the training.
         names: the parties of the training, in client order.
-        present: those that predict, not all.
+        present: the parties that predict, fewer than all.
 
     Raises:
         AlignmentError: the model was trained without party dropout, or no party is present.
@@ -70,7 +70,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 
 
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:
-    """Return the subsets of clients that are scored after training: all but one, and each one alone.
+    """Return the subsets of clients that are scored after training: all clients but one, and every single client.
 
     Without party dropout there are none, and with masks neither: the difference between the sums of two subsets would
     show what one client contributes. Without the label owner there is no prediction, so a subset contains it.

@@ -1,4 +1,4 @@
-"""The race between candidates of `train.preset`: each trains for some rounds, and the validation score decides.
+"""The race of `train.preset`: each candidate, a set of settings, trains for some rounds; the validation score decides.
 
 The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
 more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-FIRST_LAYER, LAST_LAYER = 0, 1  # stand for the layer in the keys of the first and the last message of a race
+FIRST_LAYER, LAST_LAYER = 0, 1  # used as `layer` in the keys of the first and the last message of a race
 
 
 def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Script[None]:
@@ -37,7 +37,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
 
     Args:
         client: the client.
-        train: trains to the last round of the present candidate.
+        train: trains to the last round of the current candidate.
     """
     progress = client.progress
     if len(client.candidates) == 1:
@@ -99,7 +99,10 @@ def choose_winner(server: Server, race: Race) -> int:
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
-    """Train with every candidate, from the present one to the preferred one; a resumed run continues where it was."""
+    """Train with every candidate that has not run yet; the preferred one is last.
+
+    A resumed run continues in the race.
+    """
     progress = role.progress
     while True:
         if progress.round == 0:
@@ -129,7 +132,7 @@ def _start_race(order: Sequence[int]) -> Race:
 
 
 def _decide(role: Client | Server, winner: int) -> CandidateStarted:
-    """End the race. A winner that does not run now starts again."""
+    """End the race. Unless the winner is the candidate that ran last, it starts again from round 0."""
     progress = role.progress
     race = progress.race
     assert race is not None

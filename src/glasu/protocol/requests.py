@@ -1,8 +1,8 @@
 """Requests that scripts yield. A runtime performs each request and resumes the script with the result.
 
 A script is a generator without I/O. Everything that a client sends between two `Receive` requests is one bundle. A
-bundle and its answers are one exchange, for which a network pays one round trip. Messages arrive in the order in which
-they were sent, at the server per client.
+bundle and its answers are one exchange, for which a network pays one round trip. Messages between the server and one
+client arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Receive:
 
     kinds: tuple[type[Message], ...]
     key: Key
-    rides: bool = False  # part of another script's exchange, set by `Interleave`
+    rides: bool = False  # whether it belongs to the exchange of another script; `Interleave` sets it
 
     def __str__(self) -> str:
         key, names = self.key, " or ".join(kind.__name__ for kind in self.kinds)
@@ -69,7 +69,7 @@ class Scatter:
 class Save:
     """Save a state. It must be durable before the next message leaves this role. The result is None.
 
-    A runtime that saves calls `take_state` before it resumes the script. One that does not save never calls it: copying
+    A runtime that saves calls `take_state` before it resumes the script. Other runtimes never call it, because copying
     the weights takes longer than some rounds.
     """
 
@@ -78,7 +78,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Interleave:
-    """Run two scripts: each exchange of `main` also carries one exchange of `rider`. The result is both results."""
+    """Run two scripts: each exchange of `main` also carries one exchange of `rider`. The result is a pair."""
 
     main: Script[Any]
     rider: Script[Any]
@@ -86,7 +86,7 @@ class Interleave:
 
 @dataclass(frozen=True)
 class Timed:
-    """Run a script and count its computing time under `name`. The result is the script's."""
+    """Run a script and count its computing time under `name`. The result is that of the script."""
 
     script: Script[Any]
     name: str
@@ -102,8 +102,8 @@ class RoundDone(Event):
 
     round: int
     loss: float | None = None  # None at a client without labels
-    party: str | None = None  # set where parties train alone
-    bytes: int = 0  # sent so far by all roles; set in a simulation
+    party: str | None = None  # the party, if parties train alone
+    bytes: int = 0  # bytes sent so far by all roles; only in a simulation
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,23 @@ class Evaluated(Event):
     selected_by: Metric  # the metric that selects the model
     loss: float | None = None
     improved: bool = False
-    party: str | None = None  # set where parties train alone
-    last: bool = False  # the training is over
-    bytes: int = 0  # sent so far by all roles; set in a simulation
-    per_client: tuple[float | None, ...] | None = None  # of a combined prediction: the first metric of each party alone
-    ensemble: bool = False  # the parties computed alone after the warm start, and their scores were averaged
+    party: str | None = None  # the party, if parties train alone
+    last: bool = False  # whether the training is over
+    bytes: int = 0  # bytes sent so far by all roles; only in a simulation
+    per_client: tuple[float | None, ...] | None = None  # combined prediction: first metric of each party alone
+    ensemble: bool = False  # whether this is the ensemble after a warm start: the mean of scores computed alone
 
 
 @dataclass(frozen=True)
 class CandidateStarted(Event):
     """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
 
-    settings: dict[str, Any]  # in which it differs from the other candidates
-    num_rounds: int  # that it runs now
+    settings: dict[str, Any]  # those that differ between the candidates
+    num_rounds: int  # number of rounds that it runs now
     chosen: bool = False
-    restarts: bool = True  # from round 0; the preferred candidate of a race continues if it wins
-    score: float | None = None  # at the server, when a race chose it: its best validation score in the race
-    other_scores: tuple[float, ...] = ()  # likewise: of the other candidates
+    restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
+    score: float | None = None  # its best validation score in the race; set at the server, after the race
+    other_scores: tuple[float, ...] = ()  # the same of the other candidates
 
     def __str__(self) -> str:
         listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
@@ -182,8 +182,8 @@ class Propagated(Event):
     """Event: a party that trained alone compared its model with plain label propagation over its edges."""
 
     party: str
-    metrics: dict[str, dict[str, float]]  # of label propagation, by split
-    is_better: bool  # than the party's model, on validation
+    metrics: dict[str, dict[str, float]]  # the metrics of label propagation, by split
+    is_better: bool  # whether label propagation is better than the party's model on validation nodes
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Algorithm 1: the rounds of a training, client and server."""
+"""Algorithm 1: the rounds of a training, client and server.
+
+`client_round` is one round t of a client. The functions around it agree on node sets, evaluate and save.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +54,13 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
     from glasu.protocol.state import Progress
 
-Agreement = TypeVar("Agreement")  # what a role knows about the agreed node sets of a window
+Agreement = TypeVar("Agreement")  # agreed node sets of a window: samples at a client, sizes at the server
 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics.
 
-    A race may come first; it decides the settings that the preset leaves open.
+    A race may come first. It decides the settings that the preset leaves open.
     """
     if client.stages is not None:
         yield from client_lower(client, client_training)
@@ -73,7 +76,7 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
 
 def client_training(client: Client) -> Script[None]:
-    """Train to the last round of the present candidate. Without aggregation layers this sends no message."""
+    """Train to the last round of the current candidate. Without aggregation layers this sends no message."""
     progress = client.progress
     if not (client.has_labels or client.config.model.aggregation_layers):  # nothing to learn from
         progress.stopped, progress.best_weights = True, client.learner.weights()
@@ -125,7 +128,7 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
 
 
 def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
-    """Compute one round: JointInference, then Q local updates. Return the losses; none at a client without labels."""
+    """Compute one round: JointInference, then Q local updates. Return the losses (empty without labels)."""
     with client.watch.measure("sampling"):
         batch = client.learner.gather(sample)
     client.learner.set_learning_rate(sample.round)
@@ -191,7 +194,7 @@ def server_script(server: Server) -> Script[None]:
 
 
 def server_training(server: Server) -> Script[None]:
-    """Serve the rounds of the present candidate."""
+    """Serve the rounds of the current candidate."""
     yield from server_warm_start(server)
     if not server.progress.stopped:
         yield from server_training_examples(server)
@@ -247,7 +250,7 @@ def _run_windows(
     sample: Callable[[range], Script[Agreement]],
     compute: Callable[[range, Agreement], Script[None]],
 ) -> Script[None]:
-    """Compute all rounds of a role. The node sets of a window of rounds are agreed during the window before.
+    """Run all rounds of a role. The node sets of each window of rounds are agreed during the window before it.
 
     Args:
         role: the client or the server.

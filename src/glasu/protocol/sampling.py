@@ -1,7 +1,10 @@
 """Algorithms 2 and 5: agree on the node sets S[l] of all rounds in a window.
 
-Sampling does not depend on weights. So the sets of the next window are agreed while the present rounds compute: the
-agreement is interleaved with the rounds (`rounds.py`) and costs no extra exchange.
+In Algorithm 2 the server draws the batch S[L] and broadcasts it. Here every client with labels draws the same batch
+from `train.seed`, so it is not sent. In Algorithm 5 the label owner draws the batch and sends it.
+
+Sampling does not depend on weights. So the clients agree on the sets of the next window during the rounds of the
+current one: `rounds.py` interleaves the two, and the agreement costs no extra exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation n
 
 
 def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
-    """Divide the rounds first..end-1 into windows; yield pairs of a window and the next one (empty: none)."""
+    """Divide the rounds first..end-1 into windows; yield each window with the next one, which is empty at the end."""
     size = max(1, prefetch)
     for start in range(first, end, size):
         middle = min(start + size, end)
@@ -39,7 +42,7 @@ def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]
 
 
 def owner_leads(config: RunConfig) -> bool:
-    """Return whether the other parties learn from the label owner; not where the owner trains alone."""
+    """Return whether other parties train on the label owner's gradient; False if the owner trains alone."""
     return config.train.labels != "all" and bool(config.model.aggregation_layers)
 
 
@@ -54,7 +57,7 @@ def owner_publishes_nodes(config: RunConfig) -> bool:
 
 
 def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
-    """Return the l for which the parties agree on S[l], in the order of the agreement."""
+    """Return the indices l of the node sets S[l] that the parties agree on, in the order of the agreements."""
     layers = config.model.aggregation_layers
     agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
     if owner_sends_batches(config) and phase is Phase.SAMPLING:
@@ -63,7 +66,7 @@ def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
 
 
 def client_training_examples(client: Client) -> Script[NodeSet]:
-    """Return the training examples that batches are drawn from; the label owner may publish them (not their labels)."""
+    """Return the training examples that batches are drawn from. The label owner may send them, without labels."""
     examples = client.data.training_examples()
     if owner_publishes_nodes(client.config):
         key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
@@ -72,7 +75,7 @@ def client_training_examples(client: Client) -> Script[NodeSet]:
 
 
 def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
-    """Draw S[L] for each round, equal at all clients that know the training examples; empty at the others."""
+    """Draw S[L] for each round: the same at all clients that know the training examples, empty at the others."""
     return [client.data.nodes_of(training_batch(client.config, examples, index)) for index in rounds]
 
 
@@ -86,15 +89,15 @@ def client_sampling(
 ) -> Script[list[Sample]]:
     """Client column: return S_m[0..L] for each round.
 
-    S_m[l] is drawn from the neighbours of S_m[l+1] and contains it. Where layer l-1 aggregates, S[l] must be the same
-    at all clients: it becomes the union of their sets.
+    S_m[l] consists of S_m[l+1] and sampled neighbours of it. If layer l-1 aggregates, all clients need the same S[l]:
+    the union of their sets.
 
     Args:
         client: the client.
         rounds: the rounds to agree on.
         batches: S[L] for each round; empty at a client that receives the batches from the label owner.
         phase: SAMPLING or EVALUATION_SAMPLING.
-        alone: agree on nothing, because no layer aggregates.
+        alone: whether no layer aggregates, so that the clients need not agree.
     """
     last, agreed = client.config.model.num_layers, [] if alone else agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
@@ -126,9 +129,9 @@ def agree(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list
 
 
 def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -> list[NodeSet]:
-    """Refuse agreed sets that are not sorted, leave the graph, or lack a proposed node.
+    """Refuse agreed sets that are not sorted, hold unknown nodes, or lack a proposed node.
 
-    The compiled loops that read these sets check nothing.
+    The compiled loops that read these sets do not check them.
     """
 
     def is_union(union: NodeSet, own: NodeSet) -> bool:
@@ -163,7 +166,7 @@ def server_sampling(
 
 
 def known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
-    """Return |S[l+1]| for every aggregation layer l; None where the clients know it without the server.
+    """Return |S[l+1]| for every aggregation layer l; None if the server does not know it.
 
     Args:
         server: the server.

@@ -24,7 +24,7 @@ from glasu.wire.message_key import SERVER, TO_ONE, Key
 
 @dataclass(frozen=True)
 class Sizes:
-    """The counts that the server must know about the data."""
+    """Counts of the data that the server needs."""
 
     num_nodes: int
     num_validation: int  # examples of one evaluation
@@ -45,19 +45,19 @@ class Server:
         """
         self.roster, self.sizes = tuple(roster), sizes
         self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # of the present candidate
+        self.config = self.candidates[0]  # the settings of the current candidate
         self.method = method_of(config)
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
         self.aggregation = aggregation_of(config.model, len(roster))
         self.sampler = sampler_class(config.train)
         self.task = task_of(config.train)
-        # The number of classes is unknown here. The server checks scores by their values.
+        # The server does not know the number of classes. It checks the values of scores instead.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
 
     @property
     def aggregation_layers(self) -> tuple[int, ...]:
-        """I, of the present candidate."""
+        """The aggregation layers I of the current candidate."""
         return self.config.model.aggregation_layers
 
     def adopt_candidate(self) -> None:
@@ -67,11 +67,11 @@ class Server:
         self.config = self.candidates[0 if race is None else race.candidate]
 
     def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
-        """Return the aggregation of the contributions of some clients; None: of all."""
+        """Return the aggregation over some clients; None: over all."""
         return self.aggregation if present is None else self.aggregation.among(len(present))
 
     def keys_to_each(self, key: Key) -> list[Key]:
-        """Return the keys of messages to single clients, in client order."""
+        """Return one key per client, in client order, for messages that differ between clients."""
         return [key._replace(client=TO_ONE + client) for client in range(len(self.roster))]
 
     def refuse(self, message: Message, why: str, error: type[GlasuError] = ProtocolError) -> NoReturn:

@@ -1,7 +1,7 @@
-"""The place of a role in a run, and its state between two rounds as one value.
+"""The identity of a role in a run, and its state between two rounds.
 
-Randomness is counter-based and needs no state. A new field of `Progress` or `ClientProgress` needs no other change to
-be saved and restored.
+Randomness is counter-based and needs no state. A new field of `Progress` or `ClientProgress` is saved and restored
+without any other change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DIVERGED = -math.inf  # in place of a score: worse than every other one
 
 @dataclass
 class Identity:
-    """The place of one role in a run. It names the messages of the role."""
+    """The identity of one role in a run. The keys of its messages derive from it."""
 
     names: tuple[str, ...]  # all parties, in client order
     labels: str  # "all", or the label owner
     index: int  # m, or SERVER
     run: bytes
-    incarnation: int = 0  # number of this process among the starts of this party
+    incarnation: int = 0  # how many times this party's process was started, this start included
     attempt: int = 0
     earlier_rounds: int = 0  # rounds in the keys of earlier candidates of a race; those of this one follow them
     owner: int = field(init=False)  # index of the label owner, or NO_OWNER
@@ -83,7 +83,7 @@ class Selection:
         return self.best is None or score > self.best or math.isnan(score)
 
     def stops(self, train: TrainConfig) -> bool:
-        """Return whether patience has run out, or the requested score is reached."""
+        """Return whether training stops: no improvement within `patience`, or the target score is reached."""
         reached = self.best is not None and 0 < train.stop_at <= self.best
         return reached or 0 < train.patience <= self.evaluations_since
 
@@ -111,7 +111,10 @@ class Race:
 
 @dataclass
 class Progress:
-    """The part of a role that changes from round to round. If there is a server, only it selects and keeps losses."""
+    """The part of a role that changes from round to round.
+
+    With a server, only the server's has losses and selection.
+    """
 
     round: int = 0  # the next round
     selection: Selection = field(default_factory=Selection)
@@ -150,7 +153,7 @@ class Progress:
         self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
-        """Add a validation score to the selection; return whether the model is the best so far, and the last one."""
+        """Add a validation score to the selection; return whether the model is the best so far, and whether to stop."""
         improved = self.selection.is_improved_by(score)
         self.selection = self.selection.after(score, self.round)
         self.stopped = self.selection.stops(train)
@@ -171,7 +174,7 @@ class ClientProgress(Progress):
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate, after one that had at most this number of rounds."""
+        """Begin with another candidate. The one before had at most this number of rounds."""
         super().start_over(num_rounds)
         self.best_weights = {}
 

@@ -32,7 +32,7 @@ def local_update(
     from_others: Mapping[int, Tensor] | None = None,
     aggregation: Aggregation | None = None,
 ) -> Script[float]:
-    """Descend the client's own loss with the others' parts constant; return the loss before the step.
+    """Take one step on the client's own loss, with the other clients' parts constant; return the loss before the step.
 
     A client without labels minimises <G, H_m[L]>, where G is the label owner's gradient at H[L] from JointInference.
     With exact gradients (`backward.py`), the losses of the other clients add the linear terms <C_m[l], H_m^+[l]>.
@@ -42,10 +42,10 @@ def local_update(
         batch: the round's blocks, features and labels.
         step: local step q.
         others: {l+1: H_{-m}[l+1]}, fixed for the round; None: the client is alone, and H_m[l+1] = H_m^+[l].
-        joint: H_m^{t,q}[L], if the step has gone forward already: step 0 can reuse JointInference.
+        joint: H_m^{t,q}[L], if it is known: step 0 can reuse the forward pass of JointInference.
         gradient: G, at a client without labels.
         from_others: {l: C_m[l]}, fixed for the round; a client without labels then needs no G.
-        aggregation: of the clients that are present in the round; None: of all.
+        aggregation: the aggregation over the clients that are present in the round; None: over all.
     """
     learner = client.learner
     used = learner.aggregation if aggregation is None else aggregation
@@ -90,14 +90,13 @@ def check_loss(client: Client, value: float, round_index: int) -> float:
 
 
 def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
-    """Go back from H_m[L] to the features, and change the weights. Local and exact gradients both go back here.
+    """Back-propagate from H_m[L] to the features, and update the weights. This is the only backward pass.
 
     Args:
         client: the client.
-        step: the step that went forward.
+        step: the step, after its forward pass.
         gradient: the gradient at H_m[L]; None at a client without labels.
-        share: returns the gradient at H_m^+[l] as it was sent where layer l aggregates, given l and the gradient at
-            H_m[l+1].
+        share: returns the gradient at H_m^+[l], given l and the gradient at H_m[l+1], for layers l that aggregate.
     """
     for layer in reversed(range(client.config.model.num_layers)):
         if layer in client.config.model.aggregation_layers:

@@ -7,7 +7,8 @@ Then two candidates for the selected model are evaluated: the ensemble, which is
 compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. Where
 evaluations would be releases with noise, nothing is evaluated.
 
-Warm step i of N draws its batch, neighbours and dropout masks as round i - N. Only warm steps have negative rounds.
+Warm step i of N draws its batch, neighbours and dropout masks like a round with the index i - N. Only warm steps have
+negative indices.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def client_warm_start(client: Client) -> Script[None]:
 
 
 def server_warm_start(server: Server) -> Script[None]:
-    """Server column: it takes part in the evaluation only."""
+    """Server column: serve the evaluation. The warm steps need no server."""
     progress = server.progress
     if not server.config.train.warm_start or progress.round or progress.stopped or evaluates_once(server.config):
         return
@@ -73,6 +74,6 @@ def take_warm_steps(client: Client) -> Script[None]:
 
 
 def is_warm_save_due(train: TrainConfig, steps_done: int) -> bool:
-    """Return whether a client must be saved. It saves as often as in rounds, which have Q steps each."""
+    """Return whether a client must be saved. Q warm steps count as one round."""
     every = train.checkpoint_every * train.num_local_steps
     return every > 0 and (steps_done % every == 0 or steps_done == train.warm_start)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[PartyData]]) -> dict[str, Baseline]:
-    """Return the results of every baseline, by method. The parties train once: all baselines use the same weights.
+    """Return the results of every baseline, by method. The parties train once; all baselines use the same weights.
 
     Args:
         config: the settings of the run, as requested.
@@ -40,7 +40,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 
 
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
-    """Return one line: the scores and bytes of the run and of the baselines, and the distance of the run to each."""
+    """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline."""
     metric, method = task_of(report.config.train).selected_by, report.config.train.method
     own, unit = report.test.metrics[metric.name], " points" if metric.is_share else ""
     possible = {name: each for name, each in baselines.items() if each.test is not None}
@@ -67,7 +67,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
 
 
 def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
-    """Return the test score of the party, and of model or label propagation there, that is the best on validation."""
+    """Return the test score of the best party on validation, by its model or by label propagation."""
     metrics = task_of(report.config.train).metrics
     if alone.test is None or alone.validation is None:
         return []

@@ -6,7 +6,7 @@ body     safetensors: the tensors of the state, and everything else as JSON in i
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here.
 
 Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
-round t is durable before the role sends its first message of round t+1. Without either, there can be a crash after
+round t is durable before the role sends its first message of round t+1. Without both rules, there are crashes after
 which no round is common to all roles. `Store` and `Saver` serve one role, or all roles of a simulation together
 (`SimulationCheckpoints`).
 """
@@ -44,9 +44,9 @@ CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
-ROUND, WARM = "round", "warm"  # what the number in the name of a checkpoint counts: rounds, or warm steps before them
-START = "start"  # stands for the digest of round 0
-TENSOR = "$tensor"  # {TENSOR: name} in the JSON stands for the tensor of that name
+ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
+START = "start"  # used as the digest of round 0
+TENSOR = "$tensor"  # {TENSOR: name} in the JSON is a reference to the tensor of that name
 RUN_FILE = "run.json"
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def from_arrays(cls: type[T], arrays: Mapping[str, NDArray[Any]], facts: object,
 
 
 class _NoTensor:
-    """Stands for torch.Tensor where a state holds no tensor."""
+    """Replaces torch.Tensor in a state without tensors."""
 
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
@@ -81,7 +81,7 @@ def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
         return [_take_arrays(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]
-    torch = sys.modules.get("torch")  # if torch was never imported, there is no tensor
+    torch = sys.modules.get("torch")  # None if torch was never imported; then there are no tensors
     if torch is None or not isinstance(value, torch.Tensor):
         return value
     name = path.removeprefix("/")
@@ -90,7 +90,7 @@ def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` by its tensor; a reference to nothing stays and is refused later."""
+    """Replace every reference below `value` by its tensor; an unknown reference stays and is refused later."""
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -108,8 +108,8 @@ class About:
     """The JSON part of a checkpoint file."""
 
     round: int
-    owner: str  # role and run; a file in the wrong folder is recognised by it
-    extensions: tuple[Extension, ...]  # that the run uses
+    owner: str  # role and run, to recognise a file in the wrong folder
+    extensions: tuple[Extension, ...]  # the extensions that the run uses
     state: Any
 
 
@@ -163,13 +163,12 @@ class Store:
         """Use a folder.
 
         Args:
-            folder: of the checkpoints.
-            owner: role and run.
-            extensions: that the run uses; every checkpoint records them.
-            kind: ROUND, or WARM: warm steps take the place of rounds in everything that follows.
+            folder: the folder of the checkpoints. owner: role and run.
+            extensions: the extensions that the run uses; every checkpoint records them.
+            kind: ROUND or WARM. With WARM, all round numbers count warm steps instead.
         """
         self.folder, self.owner, self.extensions, self.kind = folder, owner, extensions, kind
-        self._saved: list[int] = []  # rounds of this owner that need not be read to know so
+        self._saved: list[int] = []  # rounds that are known to belong to this owner without reading their files
 
     def save(self, round_index: int, state: Any) -> str:
         """Write a checkpoint durably, remove all but the last two of this owner, and return its digest."""
@@ -200,10 +199,10 @@ class Store:
     def digests(self, damaged: list[str] | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
 
-        Round 0 counts as a checkpoint until there are two later ones: the settings determine it.
+        Round 0 counts as a checkpoint until there are two later ones, because the settings determine it.
 
         Args:
-            damaged: a message about each damaged checkpoint is appended.
+            damaged: receives a message about each damaged checkpoint.
         """
         found = {0: START} if len(self._rounds()) < KEPT else {}
         for round_index in self._rounds():
@@ -217,8 +216,8 @@ class Store:
     def open(self, every: int) -> tuple[dict[int, str], list[str]]:
         """Return `digests` of a run that resumes, and a line about each checkpoint that is not used.
 
-        Refuse a run that has no intact checkpoint: it must not start over unless the user says so. The exception is
-        a run of which only the first checkpoint was ever due, because round 0 stands in for it.
+        Refuse a run that has no intact checkpoint: it must not start over unless the user requests it. The exception is
+        a run of which only the first checkpoint was due, because it can start again from round 0.
 
         Args:
             every: the number of rounds between two checkpoints.
@@ -247,7 +246,7 @@ class Store:
             path.unlink(missing_ok=True)
 
     def _has_other_owner(self, round_index: int) -> bool:
-        """Return whether a file names another owner; a damaged file names none."""
+        """Return whether a file names another owner; False for a damaged file."""
         path = self._path(round_index)
         try:
             with retry_without_descriptors(lambda: path.open("rb")) as file:
@@ -280,7 +279,7 @@ class Store:
         return self.folder / f"{self.kind}-{round_index:08d}{SUFFIX}"
 
     def _rounds(self) -> list[int]:
-        try:  # `glob` would hide that the folder could not be opened
+        try:  # `glob` would not report that the folder could not be opened
             files = retry_without_descriptors(lambda: [path.name for path in self.folder.iterdir()])
         except FileNotFoundError:
             return []
@@ -297,7 +296,7 @@ class Saver:
         self._writing: Future[str] | None = None
 
     def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
-        """Start to write a state, which must not change any more; `store` can be that of another kind."""
+        """Start to write a state, which must not change any more. `store` can be a store of another kind."""
         self.settle()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
@@ -316,8 +315,7 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
     """Refuse to start a run in a folder that has checkpoints, but no state file that identifies their run.
 
     Args:
-        folder: of the checkpoints.
-        state_file: the name of the missing file.
+        folder: the folder of the checkpoints. state_file: the name of the missing file.
     """
     names = ", ".join(sorted(path.name for path in folder.glob(f"*{SUFFIX}")))
     if names:
@@ -356,8 +354,8 @@ class RunFile:
 
     settings: Mapping[str, Any]
     data: Mapping[str, str]  # digests by party
-    secrets: Mapping[str, str] = field(default_factory=dict)  # commitments by party; empty: none were given
-    round: int = 0  # of the last checkpoint of the interrupted process
+    secrets: Mapping[str, str] = field(default_factory=dict)  # commitments by party; empty if no secrets were given
+    round: int = 0  # round of the last checkpoint of the interrupted process
     cost: Cost | None = None
 
     def to_names(self) -> dict[str, Any]:
@@ -387,12 +385,12 @@ class SimulationCheckpoints:
         """Prepare to save a run; `open` reads the folder.
 
         Args:
-            folder: for checkpoints only; the caller holds its lock.
+            folder: a folder for checkpoints only; the caller has locked it.
             config: the resolved settings.
             data: digests of the parties' data, by party, in client order.
-            telemetry: saved with the roles.
+            telemetry: the telemetry, which is saved with the roles.
             server: whether the run has a server.
-            secrets: commitments of the parties' secrets, by party; None: none were given.
+            secrets: commitments of the parties' secrets, by party; None if no secrets were given.
         """
         self.folder, self.telemetry, self.train = folder, telemetry, config.train
         self._candidates = list_candidates(config)
@@ -403,7 +401,7 @@ class SimulationCheckpoints:
         self._names: list[str | None] = [*data, None] if server else [*data]
         self._saver = Saver(self.store)
         self._lock = threading.Lock()
-        self._latest: dict[str | None, Any] = {}  # None: the server
+        self._latest: dict[str | None, Any] = {}  # the last state by party; the key None is the server
         self._saved = 0  # round of the last checkpoint
         self._saved_steps = 0  # warm steps of the last checkpoint before round 0
 
@@ -444,7 +442,7 @@ class SimulationCheckpoints:
         return state
 
     def _open_warm(self) -> int:
-        """Return the number of warm steps of the last intact checkpoint; 0: there is none."""
+        """Return the number of warm steps of the last intact checkpoint; 0 if there is none."""
         self._warm_store.remove_partial_files()
         damaged: list[str] = []
         last = max(self._warm_store.digests(damaged), default=0)
@@ -527,12 +525,12 @@ class SimulationCheckpoints:
             self.settle()
         except BaseException as error:
             self._saver.close()
-            with suppress(OSError):  # show the first error, not that the cost cannot be saved
+            with suppress(OSError):  # report the first error, not that of saving the cost
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:
                         log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
-                else:  # the repeated rounds of an interrupted process count too
+                else:  # save the cost, because repeated rounds of an interrupted process count too
                     self._run = replace(self._run, round=self._saved, cost=self.telemetry.cost())
                     self._write_run()
             raise

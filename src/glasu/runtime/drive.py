@@ -1,4 +1,4 @@
-"""Resume scripts. No other module does this; the runtimes perform the requests that scripts yield."""
+"""Resume scripts. Only this module does it. The runtimes perform the requests that scripts yield."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatc
 
 
 def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> Actions[Result]:
-    """Yield the actions of a script: `Interleave` and `Timed` are carried out here, and the time is measured."""
+    """Yield the actions of a script. This function performs `Interleave` and `Timed` itself and measures the time."""
     reply: Any = None
     measurement = watch.measure(name)
     while True:
@@ -82,10 +82,10 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
 
     The rider's messages go first in both directions. A client starts an exchange with its first Send after a Receive
     and completes it with a Receive of chunk 0. The server starts one with its first Receive of chunk 0 after an answer.
-    Both roles follow the same rule, so their messages meet in order.
+    Both roles follow the same rule, so messages arrive in the expected order.
     """
     action, riding = advance(main), advance(rider)
-    joined = False  # the rider has joined the present exchange
+    joined = False  # the rider has joined the current exchange
     at_server = isinstance(riding, Receive)
     while not isinstance(action, Finished):
         if isinstance(action, Send) and not joined:
@@ -111,7 +111,10 @@ def _is_later_chunk(action: Any) -> bool:
 
 
 def check_contribution(request: Receive, message: Message, client: int, party: str) -> Message:
-    """Return a message that the server received; refuse one that does not match the request, and name the party."""
+    """Return a message that the server received; refuse one that does not match the request.
+
+    The error names the party.
+    """
     try:
         request.check(type(message), message.key)
         if message.key.client != client:

@@ -21,7 +21,7 @@ from glasu.runtime.trained_model import TrainedModel
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """One model over several parties; `fit` and `predict` take the list of parties in place of X.
+    """One model over several parties. `fit` and `predict` take the list of parties instead of X.
 
     Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
     A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
@@ -88,7 +88,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
 
 class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """One classifier over several parties; `fit` and `predict` take the list of parties in place of X.
+    """One classifier over several parties. `fit` and `predict` take the list of parties instead of X.
 
     Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
     A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,

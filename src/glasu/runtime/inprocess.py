@@ -1,4 +1,4 @@
-"""Run all roles in one process: the server's turn, then all clients in parallel, one thread each."""
+"""Run all roles in one process: the server, then all clients in parallel, each in one thread, in turns."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def cores() -> int:
 def one_thread_each(workers: int = 1) -> Iterator[Map]:
     """Yield a `map` that runs clients in parallel, each on one torch thread.
 
-    The bits of some products depend on the number of threads. With one thread per client they do not depend on the
-    number of workers either, because clients share nothing.
+    The bits of some products depend on the number of threads. With one thread per client, results do not depend on the
+    number of workers, because clients share nothing.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         if workers == 1:
             yield map
-        else:  # torch's setting is per thread
+        else:  # torch's number of threads is set for each thread
             with ThreadPoolExecutor(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
                 yield pool.map
     finally:
@@ -64,19 +64,19 @@ class Running:
         """Prepare to run a script.
 
         Args:
-            name: of the role.
+            name: the name of the role.
             script: the script.
-            watch: adds up its seconds.
-            perform: carries out its saves and events; None: ignore them.
-            activity: the name under which its seconds are added up.
+            watch: adds up the seconds of the script.
+            perform: carries out the script's saves and events; None: ignore them.
+            activity: the name under which the seconds are added up.
         """
         self.name, self.perform = name, perform
         self.actions: Actions[Any] = resolve(script, watch, activity)
         self.action: Any = None  # the last action of the script
-        self.result: Any = None  # of the script, when it has finished
+        self.result: Any = None  # the result of the script, when it has finished
 
     def advance(self, reply: Any = None) -> Any:
-        """Resume the script; perform its next action if that is a save or an event, and return it."""
+        """Resume the script and return its next action. If the action is a save or an event, perform it first."""
         self.action = action = advance(self.actions, reply)
         if isinstance(action, Finished):
             self.result = action.value
@@ -122,20 +122,20 @@ def run_together(
         server: the server.
         clients: the clients, in client order.
         traffic: counts messages.
-        each: `map`, or a `map` that runs clients in parallel.
+        each: `map`, or a function like it that runs clients in parallel.
         before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
         carry: maps every message to the one that is delivered; None: no change.
         deliver: replaces a message of the server to one client. A server that sends different messages to different
             clients is simulated in this way.
         record: called with every message that is delivered; a message to all clients once.
     """
-    inboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, one per client
-    outboxes: list[deque[Message]] = [deque() for _ in clients]  # of the server, to each client
+    inboxes: list[deque[Message]] = [deque() for _ in clients]  # messages from each client
+    outboxes: list[deque[Message]] = [deque() for _ in clients]  # messages to each client
 
     def take_turn() -> None:
         """Let all clients run until they wait, and deliver their messages."""
         sent = list(each(Running.run, clients, outboxes))
-        if before_sending is not None:  # a checkpoint is durable before the messages after it are delivered
+        if before_sending is not None:  # a checkpoint must be durable before later messages are delivered
             before_sending()
         for inbox, messages in zip(inboxes, sent, strict=True):
             for message in messages if carry is None else map(carry, messages):
@@ -180,7 +180,7 @@ def run_together(
 
 
 def run_alone(clients: Sequence[Running], each: Map = map) -> None:
-    """Run clients that send nothing to the end. All finish a round before one starts the next."""
+    """Run clients that send nothing to the end. All clients finish a round before the next one starts."""
     running = list(clients)
     while running:
         continues = list(each(Running.run_round, running))

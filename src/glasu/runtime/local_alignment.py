@@ -1,4 +1,4 @@
-"""Align the folders of all parties on one disk: the scripts of an alignment in one process."""
+"""Align the folders of all parties on one disk: run the scripts of an alignment in one process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 
 @dataclass(frozen=True)
 class AlignmentOptions:
-    """How to align folders."""
+    """Options of an alignment in one process."""
 
-    max_ids: int = DEFAULT_MAX_IDS  # of the largest set
+    max_ids: int = DEFAULT_MAX_IDS  # most ids of one party
     chunk_rows: int = WireConfig.chunk_rows
-    secrets: Sequence[bytes] | None = None  # of the parties, in their order; None: random
+    secrets: Sequence[bytes] | None = None  # the parties' secrets, in client order; None: random
     observer: Callable[[Event], None] | None = None
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     carry: Callable[[Message], Message] | None = None  # maps every message to the one that is delivered

@@ -18,14 +18,15 @@ BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
     """Refuse settings whose models, or one message, need more than `limit` bytes.
 
-    The estimate is a lower bound: weights with their gradient, optimizer state and selected copy, and two matrices of
-    hidden rows for all nodes. Constant columns count, although the preparation of features drops them.
+    The estimate is a lower bound: the weights with their gradients, optimizer state and selected copy, and two matrices
+    of hidden representations of all nodes. It includes constant columns, although the preparation of features drops
+    them.
 
     Args:
         config: the settings.
-        parties: those that train in this process.
+        parties: the parties that train in this process.
         limit: the allowed number of bytes.
-        advice: the end of the error after "needs at least 3 GiB, and "; its {limit} is replaced.
+        advice: the end of the error message, after "needs at least 3 GiB, and "; {limit} in it is replaced.
     """
     for candidate in list_candidates(config):
         _check_candidate(candidate, parties, limit, advice)
@@ -54,10 +55,10 @@ def total_memory() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 34
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no control group of version 2, or "max"
+    except (OSError, ValueError):  # there is no cgroup v2, or it has no limit ("max")
         return total
 
 
 def _describe_size(count: int) -> str:
-    """Return a number of bytes in the largest unit of which there is at least one."""
+    """Format a number of bytes in the largest unit that gives at least 1."""
     return next((f"{count / size:.1f} {unit}" for unit, size in BYTE_UNITS if count >= size), f"{count} bytes")

@@ -97,13 +97,13 @@ def remove_finished_run(out: Path) -> None:
 def _read_finished_run(path: Path) -> FinishedRun:
     value = parse_json(path.read_bytes(), str(path))
     names = {field.name for field in dataclasses.fields(FinishedRun)}
-    if isinstance(value, dict):  # the rest does not identify the run
+    if isinstance(value, dict):  # read only the fields that identify the run
         value = {name: item for name, item in value.items() if name in names}
     return read_record(FinishedRun, value, str(path))
 
 
 def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
-    """Describe the first settings that differ, given their values there and here."""
+    """Describe the first settings that differ, given their values in the folder and in this run."""
     listed = [f"{name} = {there!r} there, {here!r} here" for name, (there, here) in differences.items()]
     more = len(listed) - SHOWN_DIFFERENCES
     return "; ".join(listed[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
@@ -113,7 +113,7 @@ def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[ob
     """Compare the settings of a finished run with the requested ones.
 
     A report holds the settings that the run used. They are compared with the requested ones, resolved for the same
-    number of nodes. For a setting that the method or the data replaced, the requested values are compared. Where the
+    number of nodes. For a setting that the method or the data replaced, the requested values are compared. If the
     preset leaves several candidates, the run may have used any of them.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
@@ -139,7 +139,7 @@ def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
-    """Return a description of everything in a folder, and the role that may continue there."""
+    """List the results in a folder: for each result a description, and the role that may continue there."""
     found: list[tuple[Writer | None, str]] = []
     if (out / PARTY).is_file():
         found.append((None, f"a party's data ({PARTY})"))

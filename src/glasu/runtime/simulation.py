@@ -1,4 +1,4 @@
-"""Simulate a run: all parties in one process, with the scripts, messages and counts of a run between machines."""
+"""Simulate a run: all parties in one process, with the same scripts, messages and counts as between machines."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def train(
         config: the settings.
         convolution: for backbone "custom": (width in, width out) -> a PyG convolution that adds no self loops.
         observer: called with every round and evaluation, perhaps from another thread.
-        workers: clients that compute at the same time; by default one per core. The number changes no bit.
+        workers: number of clients that compute at the same time; by default one per core. It does not change the
+            result.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
         secrets: 32 bytes for each party, by name. First weights, dropout masks, neighbour draws and rounding derive
@@ -214,7 +215,7 @@ def make_clients(
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
-    """Return the secrets in client order; none if none are given. Refuse wrong names and lengths."""
+    """Return the secrets in client order, or None if there are none. Refuse wrong names and lengths."""
     if secrets is None:
         return {}
     names = [party.name for party in parties]
@@ -241,14 +242,14 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Derive the run id from digests of all inputs that determine the messages, so one key has one content."""
+    """Derive the run id from digests of all inputs that determine the messages, so that a key has only one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
 
 
 def _without_test_labels(party: PartyData) -> PartyData:
-    """Hide the test labels, which training does not read, from the run id."""
+    """Remove the test labels, so that the run id does not depend on them. Training does not read them."""
     if party.labels is None or party.splits is None:
         return party
     return replace(party, labels=hide_labels(party.labels, party.splits.test))
@@ -262,13 +263,13 @@ def _open_checkpoints(
     telemetry: Telemetry,
     secrets: Mapping[str, str],
 ) -> Iterator[SimulationCheckpoints | None]:
-    """Bring all roles to the last checkpoint, if there is one, and save them while the block runs.
+    """Restore all roles from the last checkpoint, if there is one, and save them while the block runs.
 
     Args:
-        options: of the simulation.
+        options: the options of the simulation.
         clients: all clients.
-        server: None without a server.
-        telemetry: of the run.
+        server: the server; None if there is none.
+        telemetry: the telemetry of the run.
         secrets: the commitments of the secrets, by party; empty if none are given.
     """
     config = clients[0].requested

@@ -1,4 +1,4 @@
-"""Telemetry of a run: messages and bytes, evaluations and losses, seconds; and the reports of all roles.
+"""Telemetry of a run: messages, bytes, evaluations, losses and seconds. It builds the reports of all roles.
 
 `TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry` adds evaluations and
 seconds, and builds the report. A resumed run restores the state of its checkpoint and adds to it. Torch is not loaded.
@@ -51,8 +51,8 @@ from glasu.report import (
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
-PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party times
-SERVER_PARTS = ("waiting", "communication")  # a server between machines does nothing else
+PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
+SERVER_PARTS = ("waiting", "communication")  # activities of a server between machines
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
 
@@ -66,7 +66,7 @@ class TrafficCounter:
         self._last: tuple[Message, list[tuple[str, int]]] | None = None
 
     def restore(self, traffic: Traffic) -> None:
-        """Continue from earlier figures."""
+        """Continue from earlier counts."""
         self.bytes_to_server, self.bytes_to_clients = traffic.bytes_to_server, traffic.bytes_to_clients
         self.headers_to_server = traffic.headers_to_server
         self.messages, self.exchanges = traffic.messages, traffic.exchanges
@@ -74,7 +74,7 @@ class TrafficCounter:
         self.exchanges_by_phase = Counter(traffic.exchanges_by_phase)
 
     def snapshot(self) -> Traffic:
-        """Return the figures at this moment."""
+        """Return the counts at this moment."""
         return Traffic(
             bytes_to_server=self.bytes_to_server,
             bytes_to_clients=self.bytes_to_clients,
@@ -102,14 +102,15 @@ class TrafficCounter:
             self.bytes_to_clients += self._count(message, "client")
 
     def exchange(self, key: Key, *, rides: bool = False) -> None:
-        """Count the exchange that an answer completes: everything that a client sends before it waits, and the answers.
+        """Count the exchange that this answer completes.
 
-        The answers to later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the
-        exchange of the main script. Neither is counted again.
+        An exchange consists of the messages that a client sends before it waits, and their answers. The answers to
+        later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
+        main script. Neither is counted again.
 
         Args:
-            key: of the answer.
-            rides: whether it is part of another script's exchange.
+            key: the key of the answer.
+            rides: whether the answer is part of another script's exchange.
         """
         if rides or key.chunk:
             return
@@ -176,20 +177,20 @@ class Telemetry:
         Args:
             clock: returns seconds.
             traffic: a counter that the caller reads during the run.
-            parts: the activities that the stopwatches time.
+            parts: the activities that the stopwatches measure.
             compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
-        # All three follow the last checkpoint, so they are never saved.
+        # These three are computed after the last checkpoint, so they are never saved.
         self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
         self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
         self._watches = [self.watch]
-        self._before = Seconds()  # of earlier processes
+        self._before = Seconds()  # seconds of earlier processes
         self._parts = tuple(parts)
-        # Both count from the start of this process; `_start` has the readings of that time.
+        # Both clocks run since the start of this process; `_start` has their readings at that time.
         self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
         self._start = {name: read() for name, read in self._clocks.items()}
 
@@ -245,7 +246,7 @@ class Telemetry:
         self._before = cost.seconds
 
     def rewind(self, state: TelemetryState) -> None:
-        """Return to the evaluations of a state, because later rounds are repeated. Keep their cost."""
+        """Restore the evaluations of a state, because later rounds are repeated. Keep the cost of these rounds."""
         self.evaluations = list(state.evaluations)
 
     def build_report(
@@ -267,12 +268,12 @@ class Telemetry:
         """Build the report of a simulation or of a server.
 
         Args:
-            config: the settings, as they ran.
+            config: the settings with which the run trained.
             losses: the losses of every round: at the server, or at each party that trained alone.
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
-            race: the choice of the preset; None if it left nothing to decide.
+            race: the choice of the preset; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
             ledgers: by party; None: a server has none.
@@ -340,11 +341,11 @@ class Telemetry:
         """Build the report of one party of a run between machines.
 
         Args:
-            config: the settings, as they ran.
-            identity: of the party.
-            metrics: on the test split; empty at a party without labels.
+            config: the settings with which the run trained.
+            identity: the identity of the party.
+            metrics: the metrics on the test split; empty at a party without labels.
             weights_sha256: the digest of its selected weights.
-            ledger: its releases.
+            ledger: the ledger of its releases.
             prepared: the preparation of its features.
             masks: of the run; None without masks.
             losses: of this party, in every round.
@@ -372,7 +373,7 @@ class Telemetry:
 
 
 def summarize_race(server: Server) -> RaceSummary | None:
-    """Return the candidates of a race, their scores and the choice; None if there was nothing to decide."""
+    """Return the candidates of a race, their scores and the choice; None if there was only one candidate."""
     race = server.progress.race
     if race is None:
         return None
@@ -392,7 +393,7 @@ def summarize_race(server: Server) -> RaceSummary | None:
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
-    """Return the scores of the selected model; where every party selects its own, the mean."""
+    """Return the scores of the selected model. If every party selects its own model, return the mean."""
     found = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
@@ -417,7 +418,7 @@ def _first_metric(event: Propagated | None, split: str) -> float | None:
 def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntry, ...]:
     """Return one entry per evaluated round.
 
-    Where parties train alone, an entry is the mean. A party that has stopped keeps its last figures.
+    If parties train alone, an entry is their mean. A party that has stopped counts with its last values.
     """
     validated = [[entry for entry in own if entry.event.split == "validation"] for own in by_party]
     entries = []

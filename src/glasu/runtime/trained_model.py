@@ -64,10 +64,10 @@ class ClientEntry:
 
     name: str
     file: str
-    preparation: Preparation  # of the features
-    columns_sha256: str  # empty where the features have no names
+    preparation: Preparation  # preparation of the features
+    columns_sha256: str  # digest of the feature names; empty if they have none
     weights_sha256: str
-    alpha: float | None = None  # of `smooth`, see `model/propagation.py`; None at a party without edges
+    alpha: float | None = None  # for `smooth`, see `model/propagation.py`; None at a party without edges
 
     def __post_init__(self) -> None:
         check_party_name(self.name)
@@ -81,7 +81,7 @@ class ModelManifest:
     classes: tuple[str, ...]
     config: Mapping[str, Mapping[str, Any]]
     client: tuple[ClientEntry, ...]
-    extension: tuple[Extension, ...] = ()  # that the settings use
+    extension: tuple[Extension, ...] = ()  # the extensions that the settings use
     subset: tuple[SubsetScores, ...] = ()
     ensemble: bool = False
     ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
@@ -162,7 +162,7 @@ class TrainedModel:
         After training with party dropout, some of the parties can predict without the others; see `among`.
 
         Args:
-            parties: their data, in the order of training; labels and splits are not read.
+            parties: the data of the parties, in the order of training; labels and splits are not read.
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
             party: after standalone training, the party whose model predicts.
             traffic: counts the messages.
@@ -198,12 +198,12 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else equal
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else all are equal
         scores: NDArray[Any] = found.result
         return scores
 
     def among(self, names: Sequence[str]) -> TrainedModel:
-        """Return the model of some of the parties, which predict without the others: the mean is over those present.
+        """Return the model of some of the parties. They predict without the others; means are over these parties only.
 
         Raises:
             AlignmentError: the model was trained without party dropout.
@@ -245,12 +245,12 @@ class TrainedModel:
         return task_of(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
 
     def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
-        """Give every party the classes and unknown labels; prediction reads no label."""
+        """Give every party the classes and unknown labels, because a prediction reads no labels."""
         unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
-        """Refuse parties, features or orders of nodes that are not those of the training."""
+        """Refuse parties, feature columns or node orders that differ from the training."""
         if tuple(party.name for party in parties) != self.names:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
@@ -292,7 +292,7 @@ class TrainedModel:
         )
         former = _list_files(folder)
         write_atomically(folder / MODEL_FILE, tomli_w.dumps(to_plain(manifest)).encode(), mode=0o600)
-        for name in former - {client.file for client in self.clients}:  # of an earlier model with other parties
+        for name in former - {client.file for client in self.clients}:  # files of an earlier model with other parties
             (folder / name).unlink(missing_ok=True)
 
     @classmethod
@@ -335,7 +335,7 @@ def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:
 
 
 def remove_model(folder: Path) -> None:
-    """Remove a saved model; files that it did not write stay."""
+    """Remove a saved model. Other files in the folder stay."""
     files = _list_files(folder)
     (folder / MODEL_FILE).unlink(missing_ok=True)
     for name in files:
@@ -392,7 +392,7 @@ def _read_manifest(path: Path) -> ModelManifest:
 
 
 def _list_files(folder: Path) -> set[str]:
-    """Return the weight files that a manifest names; none if there is no manifest, or a damaged one."""
+    """Return the weight files that a manifest names; an empty set if it is missing or damaged."""
     try:
         return {Path(client.file).name for client in _read_manifest(folder / MODEL_FILE).client}
     except (OSError, GlasuError):

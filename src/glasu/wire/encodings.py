@@ -1,6 +1,6 @@
 """Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a grid that readers know.
 
-They need numpy only, like the server.
+They need numpy only, because the server has no torch.
 
 All readers of a released tensor, the sender included, compute with the decoded values. An encoding keeps no state, so
 encoding the same message again gives the same bytes.
@@ -46,12 +46,12 @@ class Encoding(ABC):
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The precision in which clients compute, if representations have this encoding."""
+        """The precision in which clients compute if representations have this encoding."""
         return SINGLE
 
     @property
     def answer(self) -> Encoding:
-        """The encoding of what `combine` returns."""
+        """The encoding of the result of `combine`."""
         return self
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Encoding(ABC):
         Args:
             value: the values.
             key: the key of the message.
-            first_row: the position of the rows in their tensor. With it, the size of chunks changes no bit.
+            first_row: the position of the rows in their tensor, so that results do not depend on the size of chunks.
         """
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
@@ -85,8 +85,8 @@ class Encoding(ABC):
         """Add encoded arrays in the given order and divide the sum; return one array per key, encoded as `answer`.
 
         The server computes a mean (divisor M), a sum (divisor 1) and the shares of a gradient (one key per receiver)
-        with this method alone. Besides, it checks payloads with `find_error`, `is_finite` and, where they hold class
-        probabilities, `decode`. Concatenation moves rows and needs no sum.
+        with this method only. It also checks payloads with `find_error`, `is_finite` and, for class probabilities,
+        `decode`. Concatenation needs no sum.
 
         Args:
             payloads: valid arrays of one shape.
@@ -98,7 +98,7 @@ class Encoding(ABC):
         return [self.encode(total, keys[0], first_row)] * len(keys)
 
     def with_seed(self, seed: int | Secret) -> Encoding:
-        """Return this encoding with other random numbers; a client with a secret uses it."""
+        """Return this encoding with other random numbers. A client with a secret calls it."""
         return self
 
     def row_bytes(self, columns: int) -> int:
@@ -231,7 +231,7 @@ class Int8(Encoding):
         if not self.stochastic:
             return super().combine(payloads, divisor, keys, first_row)
         total = _add([self.decode(payload) for payload in payloads], divisor)
-        return [self.encode(total, key, first_row) for key in keys]  # every message has its own rounding
+        return [self.encode(total, key, first_row) for key in keys]  # each message has its own random numbers
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.width * (_STEP_BYTES + self.width)
@@ -244,7 +244,7 @@ class Int8(Encoding):
         return np.ascontiguousarray(self._blocks(payload)[:, :, :_STEP_BYTES]).view("<f4")
 
     def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
-        """Return a random number in (0, 1) for every value. Each row starts at its own Philox counter."""
+        """Return a random number in (0, 1) for every value. Each row has a different Philox counter."""
         purpose, counters = f"rounding {key.phase.name}", -(-columns // _DRAWS)
         stream = Stream(self.seed, purpose, key.round, layer=key.layer, client=key.client)
         source = np.random.Philox(key=stream.key(), counter=first_row * counters)
@@ -257,18 +257,17 @@ class Int8(Encoding):
 class Integers(Encoding):
     """Integers of a few bits on a common grid, packed row by row; the last byte of a row ends with zeros.
 
-    The step of the grid is not part of the message: sender and readers derive it from what all of them have received.
-    So the server adds without rounding, and every reader decodes the same sum. Values are the integers, not multiples
-    of the step.
+    The step of the grid is not part of the message: all clients derive it from earlier messages. So the server adds
+    without rounding, and every reader decodes the same sum. Decoded values are the integers, not multiples of the step.
 
-    A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has as many bits as
-    its 2 h M + 1 values need.
+    A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has 2 h M + 1 possible
+    values and is sent in the smallest sufficient number of bits.
     """
 
     width: int  # integers in a row
-    bits: int  # of one client's integer
+    bits: int  # bits of one client's integer
     num_clients: int
-    terms: int = 1  # one client's integers, or the sum of `num_clients`
+    terms: int = 1  # number of added integers: 1 from a client, `num_clients` in the server's sum
     name: str = "integer"
     dtype = np.dtype("|u1")
 
@@ -314,7 +313,7 @@ class Integers(Encoding):
         return unpack(payload, self.width, self.packed_bits) - self.largest
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        """Add the integers. The readers divide: a quotient would have to be rounded."""
+        """Add the integers. The readers divide, because the server would have to round the quotient."""
         total = self.decode(payloads[0])
         for payload in payloads[1:]:
             total += self.decode(payload)
@@ -369,11 +368,11 @@ _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
 _NEGLIGIBLE = np.float32(2.0**-119)  # a row below it is sent as zeros, because its step would be subnormal
 _TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
-_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times it is still finite
+_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
 
 def _add(arrays: Sequence[Array], divisor: int) -> Array:
-    """Return the sum, added in the given order, divided. An overflow gives infinity, which the server refuses."""
+    """Add in the given order, and divide the sum. An overflow gives infinity, which the server refuses."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = arrays[0].copy()
         for array in arrays[1:]:
@@ -420,13 +419,13 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
     because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
     they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
-    what rounding omits is part of the next change.
+    the rounding error is part of the next change.
 
     With masks, all three are integers in a ring as wide as the precision; those of class probabilities have 32 bits.
 
     Args:
         config: the settings.
-        seed: decides the stochastic rounding of a client; None: `train.seed`, as at the server.
+        seed: the seed of a client's stochastic rounding; None: `train.seed`, which the server uses.
     """
     encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
     num_clients = config.data.num_clients

@@ -2,7 +2,7 @@
 
 ids 3, 4, 200 -> gaps 3, 0, 195 -> 03 00 c3 01
 
-A gap is the id minus its predecessor minus one; the first gap is the first id. So any valid bytes stand for distinct,
+A gap is the id minus its predecessor minus one; the first gap is the first id. So any valid bytes decode to distinct,
 increasing ids. The lowest 7 bits come first; the top bit of a byte is set if another byte follows. Each gap has exactly
 one encoding: the last of several bytes is never zero.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from glasu.errors import ProtocolError
 
 LARGEST = 2**31 - 1
-MOST_BYTES = 5  # in one gap of 31 bits
+MOST_BYTES = 5  # bytes of the largest gap, which has 31 bits
 AT_ONCE = 1 << 16  # bytes decoded together; the intermediate arrays then fit in the processor's cache
 _STEPS = np.array([2 ** (7 * count) for count in range(1, MOST_BYTES)], np.int64)
 
@@ -48,11 +48,11 @@ def encoded_size(nodes: NDArray[Any]) -> int:
 
 
 def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]:
-    """Return the ids that the bytes stand for; refuse invalid bytes.
+    """Decode ids; refuse invalid bytes.
 
     Args:
         data: the encoded ids.
-        at_once: bytes decoded together, at least MOST_BYTES + 1. It limits memory and changes no result.
+        at_once: number of bytes to decode together, at least MOST_BYTES + 1. It limits memory, not the result.
     """
     if len(data) and data[-1] >= 0x80:
         raise ProtocolError("node set ends inside an id.")

@@ -49,12 +49,12 @@ class Key(NamedTuple):
 
     @property
     def topic(self) -> tuple[bytes, Phase, int, int, int]:
-        """The part that a message and its answer share: run, phase, round, layer and chunk."""
+        """The part of the key that a message and its answer have in common: run, phase, round, layer and chunk."""
         return self.run, self.phase, self.round, self.layer, self.chunk
 
     def at(self, layer: int, chunk: int = 0) -> Key:
         """Return the key for another layer and chunk."""
-        # `_replace` takes three times as long, and every message calls this.
+        # Every message calls this, and `_replace` would take three times as long.
         return Key(self.run, self.phase, self.client, self.round, layer, chunk, self.incarnation, self.attempt)
 
     def about(self) -> bytes:

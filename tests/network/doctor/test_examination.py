@@ -209,7 +209,7 @@ def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     practice.port = cluster.port
     diagnosis = practice.visit("a").outcome()
     assert bad(diagnosis) == {("a", "server")}
-    assert "purpose: the server training, a dry run; start glasu doctor everywhere" in diagnosis.summary()
+    assert "purpose: the server training, a dry run; start commands of one purpose" in diagnosis.summary()
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
@@ -221,7 +221,7 @@ def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp
     error = cluster.join("a").error()
     assert isinstance(error, RefusalError)
     assert error.code == Code.OTHER_PURPOSE
-    assert "purpose: the server dry run, a training; start glasu doctor everywhere, or glasu serve" in str(error)
+    assert "purpose: the server dry run, a training; start commands of one purpose" in str(error)
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
 
 

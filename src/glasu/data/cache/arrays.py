@@ -31,13 +31,13 @@ class Workspace:
         self._writers: list[ArrayWriter] = []
 
     def writer(self, name: str, dtype: DTypeLike, width: int | None = None) -> ArrayWriter:
-        """Start an array: of numbers, or of rows of `width` numbers."""
+        """Start an array of numbers or, with `width`, of rows with `width` numbers."""
         writer = ArrayWriter(self, name, np.dtype(dtype), width)
         self._writers.append(writer)
         return writer
 
     def keep(self, name: str, array: NDArray[Any]) -> str:
-        """Copy an array in pieces, unless it is one of this workspace; return its name here."""
+        """Copy an array in pieces, unless this workspace holds it already; return its name in this workspace."""
         for known, held in self.arrays.items():
             if held is array:
                 return known
@@ -93,7 +93,7 @@ class ArrayWriter:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # a full disk was reported by the write
+        with suppress(OSError):  # the write has already reported a full disk
             self._file.close()
 
     @property
@@ -101,7 +101,7 @@ class ArrayWriter:
         return (self._count,) if self._width is None else (self._count // self._width, self._width)
 
     def _write_header(self) -> int:
-        """Write the header for the present shape; numpy pads it, so its size does not depend on the number of rows."""
+        """Write the header for the current shape; numpy pads it, so its size does not depend on the number of rows."""
         descr = np.lib.format.dtype_to_descr(self._dtype)
         header = {"descr": descr, "fortran_order": False, "shape": self._shape}
         np.lib.format.write_array_header_1_0(self._file, header)

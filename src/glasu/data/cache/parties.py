@@ -1,4 +1,4 @@
-"""Parties as cache entries: written once, opened without reading features or edges."""
+"""Parties as cache entries. They are written once and opened without reading features or edges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from glasu.records import read_record, to_plain
 
 @dataclass(frozen=True)
 class PartyFacts:
-    """The facts of an entry about one party."""
+    """The values that an entry holds about one party, in addition to its arrays."""
 
     name: str
     classes: tuple[str, ...]
@@ -30,7 +30,7 @@ class PartyFacts:
     feature_shape: tuple[int, int]
     ids_sha256: str
     mean_length: float
-    arrays: Mapping[str, str]  # a name of `PartyData.arrays` -> the name in the entry; parties may share an array
+    arrays: Mapping[str, str]  # name in `PartyData.arrays` -> name in the entry; parties may share an array
 
 
 def read_files(
@@ -40,9 +40,9 @@ def read_files(
 
     Args:
         cache: holds the converted data.
-        about: everything beside the content of the files that decides the result, as JSON.
+        about: all inputs that decide the result, except the content of the files, as JSON.
         files: all files that `read` reads.
-        read: reads them; it may write large arrays to the workspace.
+        read: reads the files; it may write large arrays to the workspace.
     """
     if not cache.covers(files):
         return read(Workspace())
@@ -59,9 +59,9 @@ def compute_once(
 
     Args:
         cache: holds the parties.
-        about: everything that decides the result, as JSON.
+        about: all inputs that decide the result, as JSON.
         compute: makes the parties; it may write large arrays to the workspace.
-        whole: the graph that the parties divide. The entry does not repeat its arrays.
+        whole: the graph that is divided among the parties. The entry does not repeat its arrays.
     """
     entry = cache.open(about, lambda workspace: write_parties(workspace, compute(workspace), whole))
     return open_parties(entry, whole)
@@ -81,7 +81,7 @@ def partition_once(cache: Cache, whole: PartyData, data: DataConfig, seed: int) 
         "seed": seed if chosen.draws(data) else None,
         **{key: getattr(data, key) for key in ("num_clients", *chosen.keys)},
     }
-    # The entry holds no labels and splits: the settings decide the splits, and a prediction needs neither.
+    # The entry holds no labels or splits, because the settings decide the splits, and a prediction needs neither.
     bare = replace(whole, labels=None, classes=(), splits=None)
     parties = compute_once(cache, about, lambda workspace: partition(bare, data, seed, workspace), bare)
     return [replace(party, labels=whole.labels, classes=whole.classes, splits=whole.splits) for party in parties]
@@ -89,7 +89,7 @@ def partition_once(cache: Cache, whole: PartyData, data: DataConfig, seed: int) 
 
 def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> EntryFacts:
     """Write parties; return the facts for `open_parties`. An array that parties share is written once."""
-    names = {id(array): name for name, array in _list_arrays(whole).items()}  # of arrays that need not be written
+    names = {id(array): name for name, array in _list_arrays(whole).items()}  # names of arrays that need not be written
     every = []
     for number, party in enumerate(parties):
         arrays = party.arrays()
@@ -145,5 +145,5 @@ def _open_party(key: str, facts: PartyFacts, arrays: Mapping[str, NDArray[Any]])
 
 
 def _list_arrays(whole: PartyData | None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the undivided graph, under names that no array of an entry has."""
+    """Return the arrays of the undivided graph, with names that differ from those of an entry."""
     return {} if whole is None else {f"whole.{name}": array for name, array in whole.arrays().items()}

@@ -31,7 +31,7 @@ from glasu.records import RecordError, parse_json, read_record, to_plain
 
 CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 ENTRY_FILE = "entry.json"
-MAX_BUILDS = 3  # at an entry that other processes damage
+MAX_BUILDS = 3  # attempts to make an entry that other processes damage
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
 EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
 
@@ -60,7 +60,7 @@ class EntryManifest:
     about: Any
     arrays: Mapping[str, Stamp]
     facts: Any
-    layout: Literal[3] = 3  # of the files; entries of another layout are made again, under the same key
+    layout: Literal[3] = 3  # version of the file layout; entries of another layout are made again, under the same key
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Cache:
     """A folder of entries, and the limits that decide when and how entries are made."""
 
     root: Path = field(default_factory=lambda: cache_folder())
-    min_bytes: int = 4_000_000  # smaller data is read again each time, which takes less than a quarter of a second
+    min_bytes: int = 4_000_000  # smaller data is read every time, in less than a quarter of a second
     piece_bytes: int = ARRAY_PIECE
-    settle_ns: int = 2_000_000_000  # a file changed more recently may change again without a new time stamp
+    settle_ns: int = 2_000_000_000  # a file that changed more recently may change again without a new time stamp
 
     @property
     def folder(self) -> Path:
@@ -83,7 +83,7 @@ class Cache:
         If the cache folder cannot be written, the entry is made in memory.
 
         Args:
-            about: everything that decides the content, as JSON.
+            about: all inputs that decide the content, as JSON.
             build: writes the arrays to a workspace, and returns the facts.
         """
         key = make_key(about)
@@ -120,7 +120,7 @@ class Cache:
         return self.open({**about, "files": digests}, build_from_unchanged_files)
 
     def covers(self, files: Sequence[Path]) -> bool:
-        """Return whether files are large enough to convert; a missing file is the reader's to report."""
+        """Return whether files are large enough to convert; the reader reports missing files."""
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
     def _digest_file(self, file: Path, identity: EntryFacts) -> str:
@@ -182,7 +182,7 @@ def _open(place: Path) -> CacheEntry | None:
 
 
 def _make_temporary_folder(place: Path) -> Path | None:
-    """Return a new folder beside the place, private to its owner, or None if it cannot be made; delete old ones."""
+    """Return a new private folder beside the entry, or None if it cannot be made; delete old temporary folders."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for old in place.parent.glob(".*"):
@@ -195,7 +195,7 @@ def _make_temporary_folder(place: Path) -> Path | None:
 
 
 def _publish(temporary: Path, place: Path) -> None:
-    """Rename an entry to its place, unless another process has put a good one there."""
+    """Rename an entry to its final path, unless another process has put an intact entry there."""
     try:
         temporary.rename(place)
     except OSError:
@@ -206,7 +206,7 @@ def _publish(temporary: Path, place: Path) -> None:
             place.rename(aside / "entry")
             temporary.rename(place)
         except OSError:
-            return  # another process was faster; the caller looks again
+            return  # another process was faster; the caller opens its entry
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     sync_folder(place.parent)

@@ -1,4 +1,4 @@
-"""Data sets by name: what a source states about a data set, and the table of the sources.
+"""Data sets by name: the class `DataSource`, and the table of all sources.
 
 To add a data set, write one file in this folder that defines a `DataSource`, and add one line to SOURCES. An extension
 registers its sources under the seam "data".
@@ -36,7 +36,7 @@ SOURCES = {  # name -> module:attribute
     "imdb_movies": "glasu.data.sources.npz:IMDB_MOVIES",
     "facebook_pages": "glasu.data.sources.npz:FACEBOOK_PAGES",
 }
-PYG_PREFIX = "pyg:"  # many data sets: pyg:Class/name
+PYG_PREFIX = "pyg:"  # one source for many data sets: pyg:Class/name
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Statistics:
     edges: int
     features: int
     classes: int
-    counted: Literal["directed", "undirected"] = "directed"  # undirected: linked pairs in the union of the graphs
+    counted: Literal["directed", "undirected"] = "directed"  # undirected: linked pairs in the union of all graphs
 
     def __str__(self) -> str:
         classes = f"{self.classes or 'no'} classes"
@@ -58,7 +58,7 @@ class Statistics:
 class RawData:
     """A data set as its source provides it."""
 
-    parties: list[PartyData]  # a single one is the whole graph, which is divided among the clients
+    parties: list[PartyData]  # a single entry is the whole graph, which is divided among the clients
     note: str = ""  # one line for the user, for example that the features are a replacement
 
 
@@ -67,9 +67,9 @@ class DataSource:
     """A data set that `data.name` can name."""
 
     read: Callable[[RunConfig, Cache], RawData]
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)  # of `data.split = "paper"`: train, validation, test
-    per_class: int | None = None  # training nodes per class of the "paper" split; 500 validate and 1000 test
-    paper: Statistics | None = None  # in the paper's Table 1
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)  # train, validation, test of `data.split = "paper"`
+    per_class: int | None = None  # training nodes per class of the "paper" split; 500 nodes validate, 1000 test
+    paper: Statistics | None = None  # the numbers in the paper's Table 1
 
 
 def find_source(name: str) -> DataSource:
@@ -85,5 +85,5 @@ def find_source(name: str) -> DataSource:
 
 
 def data_root(root: str | None) -> Path:
-    """Return the folder of raw files, which is only read: `data.root`, else GLASU_DATA_ROOT, else "data"."""
+    """Return the folder of raw files: `data.root`, else GLASU_DATA_ROOT, else "data". It is never written to."""
     return Path(root or os.environ.get("GLASU_DATA_ROOT") or "data")

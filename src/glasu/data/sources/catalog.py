@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig, Split
     from glasu.data.party import Splits
 
-NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes, of a "paper" split with a number of training nodes per class
+NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes in a "paper" split with a fixed number per class
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Loaded:
     """The parties of a run, and facts about their data set."""
 
     parties: list[PartyData]
-    statistics: Statistics  # of the undivided data
+    statistics: Statistics  # statistics of the undivided data
     notes: tuple[str, ...] = ()
 
 
@@ -42,7 +42,7 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
 
     Args:
         config: the settings.
-        for_prediction: do not require labels and splits.
+        for_prediction: whether labels and splits may be missing.
     """
     return load_data(config, for_prediction=for_prediction).parties
 
@@ -59,7 +59,7 @@ def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache |
 
 
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
-    """Return the party with its own splits; if it has only labels, with splits drawn by class."""
+    """Return the party with the splits of its folder. If it has labels but no splits, draw splits by class."""
     if party.splits is not None or party.labels is None:
         return party
     fractions = _choose_fractions(split, DataSource.fractions, party.name)
@@ -67,12 +67,12 @@ def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:
 
 
 def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
-    """Return whether the data is one graph to divide among the clients. A folder always is the data of a party."""
+    """Return whether the data is one graph to divide among the clients. A folder always holds the data of one party."""
     return len(data) == 1 and not config.data.parties
 
 
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
-    """Give each party the edges and features that the method lets it have."""
+    """Divide or keep the data, so that each party has the edges and features that the method requires."""
     settings, method = config.data, method_of(config)
     chosen: Partition = registry.load("partition", settings.partition)
     where = repr(settings.name or "data.parties")
@@ -87,7 +87,7 @@ def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[Part
             f"{len(data)} parties already; remove data.partition."
         )
     if not method.one_party and settings.num_clients != type(settings).num_clients:
-        refuse_other_count(settings.num_clients, len(data), f"the parties of {where} number")
+        refuse_other_count(settings.num_clients, len(data), f"the number of parties in {where} is")
     return method.prepare(data)
 
 

@@ -30,9 +30,9 @@ INTERESTS = ("politics", "business", "culture", "sports")
 OPPOSITE = np.array([2, 3, 0, 1])  # politics and culture, business and sports
 SURPRISING = 0.08  # the share of users whose interest is independent of all data: no model can classify them
 SPLIT = (0.4, 0.2, 0.4)
-NUM_COLUMNS = 8  # of "profile" and of "reading"
+NUM_COLUMNS = 8  # feature columns of "profile" and of "reading"
 CLARITY = 4.0  # distance of the centres of professions and of habits from the origin; noise has variance 1 per column
-HINT = 0.6  # the same for the interest itself, which profiles and reading show a little
+HINT = 0.6  # the same for the centres of interests, which profiles and reading reveal a little
 NUM_FOLLOWED = 12.0  # users that a user follows, on average
 LOYALTY = 0.85  # the share of followed users drawn from the field that the user follows
 TAIL = 1.0  # sigma of the log-normal popularity of users: some have hundreds of followers
@@ -88,7 +88,7 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 
 
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw the followed users by popularity. Most of them have the profession that is their follower's field."""
+    """Draw the followed users by popularity. Most of them have the profession that equals the field of the follower."""
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
     links = round(users * NUM_FOLLOWED)

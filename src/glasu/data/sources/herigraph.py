@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 VISUAL_FILE, LABEL_FILE, EDGE_FILE = CITY_FILES = ("Visual_Features.csv", "Attribute_Labels.csv", "Edge_List.csv")
 CITY_RELATIONS = ("Temporal_Similarity", "Social_Similarity", "Spatial_Similarity")
 NUM_VISUAL = 982
-IMAGE_BLOCKS = ((0, 512), (515, 880), (880, 982))  # of the visual columns, in the order of CITY_RELATIONS
+IMAGE_BLOCKS = ((0, 512), (515, 880), (880, 982))  # blocks of visual columns, in the order of CITY_RELATIONS
 NUM_CLASSES = 9
 ONE_COMMIT = "take all files of a city from one commit"
-HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # of the labelled nodes of each class
+HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # fractions of the labelled nodes of each class
 REPLACED = (
     "the features are a replacement made from texts and places, not the paper's image features: right for topology, "
     "traffic and run time, but they cannot reproduce the paper's accuracy."

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.data.cache.store import Cache
 
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # of np.load for a bad .npz file
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # errors of np.load for a bad .npz file
 FEATURES = ("x_data", "x_indices", "x_indptr", "x_shape")
 IDS = ("ids", "flickr_id")
 STORED_SPLITS = (  # names of the splits in the file, in the order of preference
@@ -99,7 +99,10 @@ def make_parties(
     classes: tuple[str, ...],
     splits: Splits | None = None,
 ) -> list[PartyData]:
-    """Return a party a, b, c, ... per relation, with its graph and block of feature columns, or one graph to divide."""
+    """Return one party per relation (a, b, c, ...), with its own feature columns.
+
+    One relation gives the whole graph.
+    """
     names = [name_client(client) for client in range(len(graphs))] if len(graphs) > 1 else ["all"]
     return [
         PartyData(name, ids, features, graph, labels, classes, splits)
@@ -128,7 +131,7 @@ def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
-    """Cut the columns at the bounds; if these do not make `count` blocks, into nearly equal blocks."""
+    """Divide the columns at the bounds; if these do not give `count` blocks, into nearly equal blocks."""
     columns = features.shape[1]
     if columns < count:
         raise DataError(f"{columns} feature columns cannot be divided among {count} relations.")
@@ -140,7 +143,7 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
 
 
 def _class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
-    """Return the names in the file, else the class numbers; none for numbers to predict."""
+    """Return the class names in the file, else the class numbers; empty for numeric labels."""
     if labels.dtype.kind == "f":
         return ()
     return tuple(map(str, range(int(labels.max(initial=-1)) + 1) if names is None else names.tolist()))
@@ -164,7 +167,7 @@ def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> S
 
 
 def npz_path(root: Path, name: str) -> Path:
-    """Return the place of a data set below the data root."""
+    """Return the path of a data set below the data root."""
     return root / name / f"{name}.npz"
 
 

@@ -26,7 +26,7 @@ class Planetoid:
     """One data set of Planetoid."""
 
     name: str  # as PyG spells it
-    digest: str  # SHA-256 over the SHA-256 of each raw file; the files are pickles, so a download must be the known one
+    digest: str  # SHA-256 of the digests of all raw files; they are pickles, so a download must have a known digest
 
     @property
     def files(self) -> list[str]:

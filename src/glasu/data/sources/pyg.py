@@ -140,7 +140,7 @@ def _construct(maker: Any, arguments: dict[str, str], name: str) -> Any:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):  # PyG prints "Downloading ..."
             warnings.simplefilter("ignore")
             return observed(**arguments)
-    except Exception as error:  # of the network, the disk, or a file that PyG cannot read
+    except Exception as error:  # an error of the network, the disk, or a file that PyG cannot read
         why = f"{type(error).__name__}: {error}"
         if not wanted:
             folder = arguments.get("root", "the cache")
@@ -182,7 +182,7 @@ def _convert_weights(data: Data) -> NDArray[np.floating] | None:
 def _convert_labels(y: Any) -> tuple[Labels | None, tuple[str, ...]]:
     """Return labels and the class names 0, 1, ...; several columns mean several labels per node.
 
-    One column of floats that are not all class numbers holds numbers to predict.
+    If one column of floats has values that are not class numbers, it holds numbers to predict.
     """
     if y is None:
         return None, ()

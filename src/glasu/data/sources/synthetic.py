@@ -1,4 +1,4 @@
-"""A random graph of any size. Its classes show in the features and in the edges."""
+"""A random graph of any size. Both features and edges depend on the classes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 HOMOPHILY = 0.7  # the share of edges drawn within a class; the other edges ignore classes
 SEPARATION = 2.0  # distance of the class centres from the origin; the noise has unit variance in every direction
-CHUNK = 1 << 22  # edges or feature values per draw; another value draws another graph
+CHUNK = 1 << 22  # edges or feature values per draw; with another value, the graph is different
 
 
 def draw_graph(config: RunConfig, workspace: Workspace | None = None, chunk: int = CHUNK) -> PartyData:
     """Draw a stochastic block graph of the sizes in `config.data`, without splits.
 
-    Time is O(N d + E). Features and graph are made in the workspace. Beside them, this takes O(N + chunk) memory and,
-    in the workspace, 8 bytes per directed edge until the end.
+    It takes O(N d + E) time. Features and graph are made in the workspace. In addition, it needs O(N + chunk) memory
+    and, in the workspace, 8 bytes per directed edge until the end.
 
     Args:
         config: sizes and seed.
@@ -67,7 +67,7 @@ SYNTHETIC = DataSource(_read)
 def _draw_features(
     data: DataConfig, labels: NDArray[np.int64], rng: np.random.Generator, workspace: Workspace, chunk: int
 ) -> NDArray[np.float32]:
-    """Draw noise for all nodes, then class centres, and add them; the noise is drawn twice to save its memory."""
+    """Draw noise for all nodes, then class centres, and add them. The noise is drawn twice instead of being stored."""
     again, width = copy.deepcopy(rng), data.num_features
     size = max(1, chunk // width)
     pieces = [slice(start, min(start + size, len(labels))) for start in range(0, len(labels), size)]
@@ -84,7 +84,7 @@ def _draw_features(
 
 
 def _count_draws(data: DataConfig, labels: NDArray[np.int64]) -> tuple[int, int]:
-    """Return the numbers of undirected edges to draw within classes and anywhere for the average degree."""
+    """Return the number of undirected edges to draw within classes and the number to draw between any nodes."""
     nodes, sizes = len(labels), np.bincount(labels)
     wanted = nodes * data.average_degree / 2
     within = _count_with_replacement(wanted * HOMOPHILY, float((sizes * (sizes - 1.0)).sum()) / 2)
@@ -108,7 +108,7 @@ def _draw_ends(
 
 
 def _count_with_replacement(wanted: float, possible: float) -> int:
-    """Return the number of draws with replacement that see about `wanted` of the `possible` pairs."""
+    """Return the number of draws with replacement that give about `wanted` different pairs of `possible` ones."""
     if possible < 1:
         return 0
     return round(-possible * math.log1p(-min(wanted / possible, 0.95)))

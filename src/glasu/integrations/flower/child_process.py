@@ -25,7 +25,7 @@ def end_with_parent() -> None:
 
 
 def end_run(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise an error, which a server sends to its parties. They must not wait: Flower does not restart them."""
+    """Raise an error, which a server sends to its parties. They must not wait, because Flower does not restart them."""
     raise TransportError(
         "Flower ended this run, or the process that ran it. The last checkpoint is kept; `flwr run` with the same "
         "session resumes from it."

@@ -1,4 +1,4 @@
-"""ClientApp: one Flower message starts `glasu join`, which sends all tensors on its own gRPC stream.
+"""ClientApp: one Flower message starts `glasu join`, which sends all tensors on a separate gRPC stream.
 
 The config of the node and the kit name the party, its data and its server. The message names only the session.
 """

@@ -1,6 +1,6 @@
 """ServerApp: run `glasu serve`, send one message to every node, and wait until all have finished.
 
-Flower carries these messages and the logs. All tensors travel on the gRPC streams of `glasu serve`.
+Flower carries these messages and the logs. All tensors are sent on the gRPC streams of `glasu serve`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A training step through gcnii's layers with hand-written gradients: `FusedStep`.
 
-It computes what `AutogradStep` computes, up to rounding, in fewer passes over memory and without a tape. It is several
-times as fast where blocks are small. Weights change only at the end of a step, after all gradients are known.
+Up to rounding, it has the same results as `AutogradStep`, with fewer passes over memory and without an autograd tape.
+For small blocks it is several times as fast. Weights change only at the end of a step, after all gradients are known.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _GCNII:
 class FusedWeights:
     """The weights of a gcnii network. The optimizer must have laid them out (`lay_out_weights`).
 
-    They are taken out of the modules once: `nn.Module` looks up an attribute in microseconds, and a short round makes
-    hundreds of lookups.
+    They are read from the modules once, because an attribute lookup in `nn.Module` takes microseconds, and a short
+    round needs hundreds of them.
     """
 
     encoder: _Linear
@@ -89,7 +89,7 @@ class FusedWeights:
                 writing their gradients.
         """
         layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
-        # With alpha >= 1/2, or a projection in front, `GCNIILayer` adds in another order.
+        # With alpha >= 1/2, or with a projection before the layer, `GCNIILayer` adds in another order.
         if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
             return None
         if len(model.head):  # its gradients come from autograd
@@ -119,7 +119,7 @@ def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
 class _Saved(NamedTuple):
     """The values of the forward pass of one layer that its backward pass needs."""
 
-    read: Tensor  # what the dense product read
+    read: Tensor  # the input of the dense product
     made: Array  # the output
     drops: kernels.Drops  # the dropout mask of the input
     norm: Norm | None
@@ -144,17 +144,17 @@ class FusedStep(Step):
 
         Args:
             weights: the weights.
-            inputs: what the layers read.
+            inputs: the inputs of the layers.
             dropout: the masks of this step.
             descent: (a, b): a weight that is changed in place becomes a * weight + b * gradient.
         """
         super().__init__(inputs, dropout)
         self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # (target, P, G) of dL/dW = P^T G
+        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # (target, P, G), for target = dL/dW = P^T G
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
-        self._at_initial: Array | None = None  # gradient at H0 of the layers so far, at the rows of the last one
+        self._at_initial: Array | None = None  # gradient at H0 from the layers so far, at the rows of the last layer
 
     def encode(self) -> Hidden:
         own = self.weights.encoder
@@ -220,7 +220,7 @@ class FusedStep(Step):
         at_support = torch.mm(factor, own.transposed).numpy()
         about = share, kept, saved.made, found, at_support, more, places
         kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
-        # dL/dW waits until the end of the step: in place, it would change W before lower layers have used it.
+        # dL/dW is computed at the end of the step. In place, it would change W before lower layers have used it.
         self._products.append((own.target, saved.read, factor))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), saved.norm)
@@ -243,14 +243,14 @@ class FusedStep(Step):
             torch.addmm(target, read.t(), factor, beta=kept, alpha=taken, out=target)
 
     def _drops(self, layer: int, read: Array) -> kernels.Drops:
-        """Return the dropout mask of a layer's input; the forward kernel draws its bytes, the backward reuses them."""
+        """Return the dropout mask of a layer's input. The forward pass draws bytes that the backward pass reuses."""
         mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:
             return *NO_KEY, np.uint8(0), kind(1), NO_DRAWS
         return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
 
     def _normalize(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
-        """Apply the layer norm of `ClientModel.layer_input`; return the result and what its gradient needs."""
+        """Apply the layer norm of `ClientModel.layer_input`; return the result, and the values for its gradient."""
         if layer == 0 or not self.weights.norms:
             return hidden.contiguous().numpy(), None
         norm = self.weights.norms[layer - 1]
@@ -272,7 +272,7 @@ class FusedStep(Step):
 
 
 def make_fused_steps(model: ClientModel, optimizer: Optimizer) -> StepMaker | None:
-    """Return a function that makes fused steps of a model, or None if the model has another form of layers."""
+    """Return a function that makes fused steps of a model, or None if its layers are not plain gcnii layers."""
     in_place = optimizer.is_plain
     weights = FusedWeights.of(model, in_place=in_place)
     if weights is None:

@@ -1,9 +1,8 @@
 """Compiled loops over arrays. Integers are int64 and node labels int32 unless a comment states another type.
 
-All loops stand in one file although they serve several purposes. Numba caches each compiled function on disk and
-compiles it again when the file of that function changes. It does not notice a change of a function that is called from
-another file: `_word`, for example, serves samples and dropout masks. Split this file only where no function calls
-across the border.
+All loops are in one file although they serve several purposes. Numba caches compiled functions on disk and compiles a
+function again when its file changes, but not when a function that it calls changes in another file. So a function and
+the functions that it calls, such as `_word`, must stay in one file.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ def _below(word: np.uint64, bound: int) -> Any:
     return np.int64(np.float64(word >> S11) * 2.0**-53 * bound)
 
 
-# Node sets and edges. `labels` holds one number per node and is -1 everywhere between two calls. A loop marks nodes in
-# it and resets exactly the entries it marked, so its cost does not depend on the size of the graph.
+# Node sets and edges. `labels` holds one number per node, -1 between two calls. A loop resets exactly the entries that
+# it changed, so its cost does not depend on the size of the graph.
 
 
 @compile_loop
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
     """Write sorted random numbers below `population`; return whether they are distinct.
 
-    If they are, they equal what `randomness.draw_distinct` draws with this key.
+    If they are, they equal the result of `randomness.draw_distinct` with this key.
     """
     for k in range(len(numbers)):
         numbers[k] = _below(_word(low, high, k), population)
@@ -101,7 +100,7 @@ def draw_neighbors(
             for k in range(start, stop):
                 edges[k] = first + k - start
         else:
-            for step in range(fanout):  # Floyd's algorithm: pick below top + 1; if the pick was drawn before, take top
+            for step in range(fanout):  # Floyd's algorithm: pick from 0..top; if the pick was drawn before, take top
                 top = degree - fanout + step
                 pick = first + _below(_word(low, high, row * fanout + step), top + 1)
                 at = start + step  # insertion keeps the drawn edges sorted
@@ -154,7 +153,7 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Arr
 def edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
-    """List the edges from targets and others into the targets; return (starts, edges, whether from others)."""
+    """List the edges into the targets whose source is a target or in `others`; return (starts, edges, from others)."""
     most = 0
     for node in others:
         labels[node] = 1
@@ -198,7 +197,7 @@ def fill_block(
     positions: Array,
 ) -> None:
     """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges."""
-    everything = len(nodes) == len(labels)  # if so, the position of a node is its number
+    everything = len(nodes) == len(labels)  # True: the position of a node is its number
     if not everything:
         for position in range(len(nodes)):
             labels[nodes[position]] = position
@@ -269,7 +268,7 @@ def gather_rows(indptr: Array, indices: Array, data: Array, rows: Array) -> tupl
 def add_product(indptr: Array, indices: Array, data: Array, dense: Array, total: Array) -> None:
     """Add matrix @ dense to `total`.
 
-    The entries of a row are added in the order in which they are stored. That order fixes the bits of the sum.
+    The entries of a row are added in the order in which they are stored, so the bits of the sum are always the same.
     """
     for row in range(len(indptr) - 1):
         result = total[row]
@@ -313,8 +312,8 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Layers. Each loop does all the work on one row before the next, while the row is in the cache. The gain of single
-# loops over torch and numpy has not been measured; to measure it for a whole round, compare two checkouts with
+# Layers. Each loop finishes one row before it reads the next, while the row is in the cache. The gain of single loops
+# over torch and numpy has not been measured; to measure it for a whole round, compare two checkouts with
 # `benchmarks/compare_trees.py --cases 'round: Q = 1, lean'`.
 
 
@@ -440,8 +439,8 @@ def gcnii_gradients(
 ) -> None:
     """Write the gradients of `gcnii_support` at hidden and at initial[rows] into `at_hidden` and `at_initial`.
 
-    On entry `at_support` holds the part of the gradient at the support that came through the weights; the other part
-    is added here. Later layers contribute `more` to `at_initial`, at the rows `places`.
+    On entry `at_support` holds the part of the gradient at the support that passed through the weights. This function
+    adds the other part. Later layers contribute `more` to `at_initial`, at the rows `places`.
     """
     indptr, indices, data = matrix
     _, _, threshold, scale, draws = drops

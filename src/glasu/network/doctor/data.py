@@ -24,7 +24,7 @@ from glasu.runtime.client_ledger import check_training
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
-SPARE = 16 << 20  # bytes for the report and for rounding by the file system
+SPARE = 16 << 20  # bytes for the report, and because the file system rounds sizes up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
@@ -69,7 +69,7 @@ def check_settings(
         config, party = resolve_for_party(config, party, options.max_memory)
         client = build_client(config, party, offered.index, offered.roster, options.clock)
     except GlasuError as error:
-        said = "its data does not fit the settings; see that party's log"
+        said = "its data does not fit the server's settings; see that party's log"
         return [explain_error("settings", error, options.log, said)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_policy(client, options), *_check_labels(party)]

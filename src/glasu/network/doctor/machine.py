@@ -1,4 +1,4 @@
-"""Checks that one machine can make alone: its kit, its disk, its clock and the way to the server. No torch here."""
+"""Checks of one machine: its kit, its disk, its clock and its connection to the server. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
-CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; certificates are valid from 5 minutes before they are made
+CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; the validity of a certificate begins 5 minutes before it is made
 
 
 def log_detail(log: logging.Logger, check: str, detail: str) -> None:
-    """Log facts of this role that must not be sent to others."""
+    """Log facts of this role that are not sent to other roles."""
     log.info("%s, only here: %s", check, detail)
 
 
 def explain_error(check: str, error: GlasuError, log: logging.Logger, said: str = "") -> Finding:
-    """Return the finding for an error: all roles read `said` or its public message, the log has the whole message."""
+    """Return the finding for an error. All roles see `said` or the public message; the log has the whole message."""
     log_detail(log, check, str(error))
     return Finding(check, "bad", said or error.public_message)
 
@@ -77,17 +77,17 @@ def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) ->
 
 
 def check_server_folder(options: ServeOptions, config: RunConfig) -> list[Finding]:
-    """Return what `glasu serve` will do with its folder; nothing if the folder is new."""
+    """Return findings about the folder of `glasu serve`; none if the folder is new."""
     record = open_serving(options.out).value
     return _check_folder(options, record, lambda: continues_run(options.out, record, config, options.kit.roster))
 
 
 def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding]:
-    """Return what `glasu join` will do with its folder; nothing if the folder is new.
+    """Return findings about the folder of `glasu join`; none if the folder is new.
 
     Args:
-        options: of the party.
-        data: the digest of its data; None if the data cannot be read.
+        options: the options of the party.
+        data: the digest of the party's data; None if the data cannot be read.
     """
     record = open_joining(options.out, options.kit.name).value
 
@@ -131,7 +131,7 @@ def check_disk(out: Path, needed: int) -> Finding:
     """Check that checkpoints and results fit on the disk."""
     free = shutil.disk_usage(_existing_parent(out)).free
     level: Level = "good" if free >= needed else "bad"
-    holds_run = any((out / name).is_file() for name in (SERVING, JOINING))  # it cannot move to another folder
+    holds_run = any((out / name).is_file() for name in (SERVING, JOINING))  # the run cannot move to another folder
     advice = (
         "" if level == "good" else "; free some space" if holds_run else "; free some space or choose another --out"
     )
@@ -150,7 +150,7 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
     """Judge a party's clock.
 
     Args:
-        difference: seconds by which it is ahead of the server's.
+        difference: seconds by which it is ahead of the server's clock.
         uncertainty: the greatest error of this measurement.
     """
     off = max(0.0, abs(difference) - uncertainty)
@@ -161,7 +161,7 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
 
 
 def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bool]:
-    """Try the way to the server.
+    """Try to connect to the server.
 
     Returns:
         The finding, and whether waiting may help because the server may not have been started yet.

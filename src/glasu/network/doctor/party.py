@@ -37,13 +37,13 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         own: Sequence[Finding] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Report the findings so far, and what the server's welcome lets this party check.
+        """Collect the findings so far; checks of the server's welcome add more.
 
         Args:
             options: the kit and the server; nothing is written to the folder.
             party: None if the data could not be read, which is among the findings.
-            own: findings so far.
-            now: this machine's clock.
+            own: the findings so far.
+            now: returns the time of this machine's clock.
         """
         super().__init__(options, party)
         folder = check_joining_folder(options, None if party is None else party.data_digest())
@@ -63,7 +63,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Check the clock and the settings that the server offers."""
         heard, options = self._now(), self.options
         self.findings = [*self._own, self.check_server()[0]]
-        if offered.now is not None:  # read between asking and hearing
+        if offered.now is not None:  # the server read its clock after `_asked` and before now
             middle, uncertainty = (self._asked + heard) / 2, (heard - self._asked) / 2
             self.findings.append(judge_clock(middle - offered.now, uncertainty))
         try:
@@ -86,8 +86,8 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Compare the server's settings with those of --expect."""
         differences = compare_with_agreed(self.options.kit.name, expect, config)
         if not differences:
-            return Finding("agreed settings", "good", "the server's are those of --expect")
-        said = f"the server's differ from --expect: {in_one_line(differences)}; agree on one run file"
+            return Finding("agreed settings", "good", "the server's settings are those of --expect")
+        said = f"the server's settings differ from --expect: {in_one_line(differences)}; agree on one run file"
         return Finding("agreed settings", "bad", said)
 
     def facts(self) -> Facts:
@@ -99,7 +99,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         return to_plain(StatementPayload(facts=self.facts(), findings=tuple(self.findings)))
 
     def take_farewell(self, farewell: Payload) -> None:
-        """Take the diagnosis, as it may be printed."""
+        """Take the diagnosis, and remove unprintable characters from it."""
         diagnosis = read_payload(Diagnosis, farewell, "the diagnosis of the server")
         self._diagnosis = Diagnosis(
             {printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}

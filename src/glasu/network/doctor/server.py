@@ -16,8 +16,8 @@ from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
-DRY_RUN = "dry-run"  # stands for the id of a run
-DISK_BYTES = 64 << 20  # checkpoints of the server hold histories, and the report is small
+DRY_RUN = "dry-run"  # used in place of a run id
+DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it say?")
 
 
