@@ -21,6 +21,7 @@ from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
 from glasu.network.prediction_server import derive_attempt_run
 from glasu.network.run_folder import open_aligning_party
+from glasu.network.session_ledger import LedgerScope
 from glasu.privacy.blinding import Blinding
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, client_alignment
 from glasu.protocol.message_bytes import Head
@@ -90,28 +91,26 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
                 "alignment of %d ids: the server and %s must stay online until it is done.", len(self.ids), others
             )
             policy = self.options.policy
-            self.ledger = open_alignment_ledger(self.options.out, self.manifest.name, len(self.ids), policy)
+            ledger = open_alignment_ledger(self.options.out, self.manifest.name, len(self.ids), policy)
+            self.session_ledger.ledger = ledger
         limits = SetLimits(config.wire.chunk_rows, self._max_ids)
         self._offered = offered, config, limit_sets(limits, self.options.policy)
 
-    def scope(self) -> tuple[str, str]:
-        """Return the id of this alignment, which belongs to no training."""
-        return self._require_offer()[0].run, ""
-
-    def settings_digest(self) -> str:
-        """Return the digest of the server's settings."""
-        return self._require_offer()[1].digest()
+    def scope(self) -> LedgerScope:
+        """Return the scope of this alignment, which belongs to no training."""
+        offered, config, _ = self._require_offer()
+        return LedgerScope(offered.run, "", self.facts().purpose, config.digest())
 
     def statement(self) -> Payload:
         """Return the facts and settings with which this party is ready."""
-        config, self._stated = self._require_offer()[1], self.state_head()
+        config = self._require_offer()[1]
         return to_plain(
             StatementPayload(
                 digest=config.digest(),
                 settings=config.flatten(),
                 rounds={0: START},
                 facts=self.facts(),
-                ledger=self._stated,
+                ledger=self.session_ledger.state_head(),
             )
         )
 
@@ -134,7 +133,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         run = derive_attempt_run(offered.run, attempt.number)
         identity = Identity(offered.roster, "all", offered.index, run)
         identity.incarnation, identity.attempt = self.state.value.incarnation, attempt.number % ATTEMPTS
-        return client_alignment(identity, self.ids.tolist(), self.blinding, limits, self.ledger)
+        return client_alignment(identity, self.ids.tolist(), self.blinding, limits, self.session_ledger.ledger)
 
     def finish(self, result: Alignment) -> ResultPayload:
         """Write alignment.parquet."""

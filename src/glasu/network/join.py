@@ -33,8 +33,9 @@ from glasu.network.id_keys import IdKeys
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
+from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.pki.key_signing import KitSigner
-from glasu.privacy.ledger import End, Ledger, LedgerError, LedgerHead
+from glasu.privacy.ledger import LedgerError
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import Head
@@ -45,7 +46,7 @@ from glasu.runtime.checkpointing import START
 from glasu.runtime.client_ledger import attach_ledger
 from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import one_thread_each
-from glasu.runtime.ledger_file import LEDGER, close_ledger
+from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
 
@@ -63,10 +64,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
                 f"{party.name!r}."
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
-        self.ledger = Ledger()  # of the releases; a purpose with messages replaces it by the one in its folder
-        self._stated = self.ledger.head
-        self._begun = ""  # the run of the last start in the ledger
-        self._peers: tuple[str, ...] = ()  # the other parties of the last attempt
+        self.session_ledger = SessionLedger(options.kit.name)
         self.watch = self.telemetry.watch  # adds up the computing time of the script
         self.id_keys = IdKeys()
 
@@ -90,43 +88,16 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def statement(self) -> Payload:
         """Return the statement of this party when it is prepared. Called before every attempt."""
 
-    def scope(self) -> tuple[str, str]:
-        """Return the id of the run, and the training that it belongs to; the training is empty in an alignment."""
-        return "", ""
-
-    def state_head(self) -> LedgerHead:
-        """Make the ledger durable, and return its head, which the server passes to the other parties."""
-        self.ledger.sync()
-        return self.ledger.head
+    def scope(self) -> LedgerScope:
+        """Return what the entries of this session's ledger belong to."""
+        raise NotImplementedError
 
     def open_attempt(self, attempt: ProposedAttempt) -> None:
-        """Compare the ledgers of the other parties with the past, and enter them and the start in the own ledger.
-
-        Raises:
-            LedgerError: a ledger is shorter than before, or another one.
-            ProtocolError: the server left out a ledger, or changed the head of this party's.
-        """
-        (run, training), name = self.scope(), self.options.kit.name
-        missing = [party for party in attempt.present if party not in attempt.ledgers]
-        if missing or attempt.ledgers.get(name) != self._stated:
-            raise ProtocolError(
-                f"the server did not pass on the ledger of {', '.join(missing) or 'this party'} as it was stated; the "
-                "parties would not notice if one of them cut its ledger."
-            )
-        self._peers = tuple(party for party in attempt.present if party != name)
-        heads = {party: attempt.ledgers[party] for party in self._peers}
-        self.ledger.remember(heads, scope=training, attempt=attempt.number)
-        if self._begun != run:
-            self.ledger.begin(self.facts().purpose, run, self.settings_digest())
-            self._begun = run
-        self.ledger.sync()
+        """Enter the ledgers of the other parties, and the start, in the own ledger; see `SessionLedger`."""
+        self.session_ledger.open_attempt(attempt, self.scope())
 
     def facts(self) -> Facts:
         """Return the facts of this party for the settings of the run."""
-        raise NotImplementedError
-
-    def settings_digest(self) -> str:
-        """Return the digest of the settings of the run."""
         raise NotImplementedError
 
     def check_limits(self, head: Head, size: int) -> None:
@@ -162,17 +133,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def take_farewell(self, farewell: Payload) -> None:
         """Take what the server sends with its goodbye: the last heads of all ledgers."""
         said = read_payload(FarewellPayload, farewell, "the farewell of the server")
-        heads = {party: head for party, head in said.ledgers.items() if party in self._peers}
         try:
-            self.ledger.remember(heads, scope=self.scope()[1])
+            self.session_ledger.remember_last(said.ledgers, self.scope().training)
         except LedgerError as error:  # the results are complete; the next attempt would be refused
             self.options.log.warning("%s", error)
-
-    def close_ledger(self, *, finished: bool) -> None:
-        """Close the ledger; `finished`: every party is finished."""
-        if finished and self._begun:
-            self.ledger.write(End())
-        close_ledger(self.ledger)
 
     def close(self, *, finished: bool) -> None:
         """Stop threads and close files. `finished` is True if every party is finished."""
@@ -218,14 +182,10 @@ class ClientPurpose(PartyPurpose[ResultT]):
         )
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
-        self.ledger = client.release.ledger
+        self.session_ledger.ledger = client.release.ledger
         self.telemetry.add_watch(client.watch)
         self._client, self.watch = client, client.watch
         self._limits = limit_messages(config, party)
-
-    def settings_digest(self) -> str:
-        """Return the digest of the settings of the run."""
-        return self.client.requested.digest()
 
     def rounds(self) -> Mapping[int, str]:
         """Return the intact checkpoints of this party and their digests."""
@@ -233,14 +193,14 @@ class ClientPurpose(PartyPurpose[ResultT]):
 
     def statement(self) -> Payload:
         """Return the facts, settings and checkpoints with which this party is ready to run."""
-        config, self._stated = self.client.requested, self.state_head()
+        config = self.client.requested
         return to_plain(
             StatementPayload(
                 digest=config.digest(),
                 settings=config.flatten(),
                 rounds=self.rounds(),
                 facts=self.facts(),
-                ledger=self._stated,
+                ledger=self.session_ledger.state_head(),
             )
         )
 
@@ -268,7 +228,7 @@ class PartyPerformer:
         match request:
             case Send(message):
                 purpose.settle()  # a checkpoint must be durable before the next message leaves
-                purpose.ledger.sync()  # so must the entries of its content; mostly one sync per exchange
+                purpose.session_ledger.ledger.sync()  # so must the entries of its content; mostly one sync per exchange
                 telemetry.traffic.sent_to_server(message)
                 with telemetry.watch.measure("communication"):
                     self.session.send(message)
@@ -312,7 +272,7 @@ def join(
             options.log.info("%s The results of this party are complete.", error)
         finally:
             purpose.close(finished=finished)
-            purpose.close_ledger(finished=finished)
+            purpose.session_ledger.close(finished=finished)
         if (result := purpose.result()) is None:
             raise ConfigError("the server ended the session before this party took part in it; start it again.")
         return result
@@ -345,7 +305,7 @@ def _run_attempt(
         session.confirm(attempt)
         result = drive(script, perform, purpose.watch)
         finished = purpose.finish(result)
-        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=purpose.state_head())))
+        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=purpose.session_ledger.state_head())))
         return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt

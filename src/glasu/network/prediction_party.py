@@ -24,6 +24,7 @@ from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions
 from glasu.network.prediction_server import PredictionReport, derive_attempt_run
 from glasu.network.run_folder import read_report
+from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import write_named
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
@@ -92,9 +93,9 @@ class PredictionParty(ClientPurpose[Predicted]):
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
         return party_facts(self.party, "prediction", self.id_keys, training=self.state.value.run, **about_classes)
 
-    def scope(self) -> tuple[str, str]:
-        """Return the id of this prediction, and the training of the model."""
-        return self._run, str(self.state.value.run)
+    def scope(self) -> LedgerScope:
+        """Return the scope of this prediction, which belongs to the training of the model."""
+        return LedgerScope(self._run, str(self.state.value.run), self.facts().purpose, self.client.requested.digest())
 
     def hello(self) -> Payload:
         """Return the hello of this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
+from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
@@ -85,10 +87,10 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         parties = self.client.identity.num_clients
         return party_facts(party, "training", self.id_keys, parties=parties, **label_facts(party))
 
-    def scope(self) -> tuple[str, str]:
-        """Return the id of the run, twice: it is the training."""
+    def scope(self) -> LedgerScope:
+        """Return the scope of this run, which is the training itself."""
         run = self.client.identity.run.hex()
-        return run, run
+        return LedgerScope(run, run, self.facts().purpose, self.client.requested.digest())
 
     def rounds(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
@@ -204,7 +206,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def _open_run(self) -> Saver:
         """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
         if self.fresh:
-            removed = [path for store in self._list_stores() for path in store.clear()]
+            removed = [path for store in _list_stores(self._store) for path in store.clear()]
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.update(finished=None, closed=False)
@@ -217,7 +219,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         )
         note_welcome(self.state, begun=True)
         self.fresh = False
-        for store in self._list_stores():
+        for store in _list_stores(self._store):
             store.remove_partial_files()
         return Saver(self._store(ALONE if self.client.is_alone else ""))
 
@@ -244,9 +246,6 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         owner = f"party {self.party.name} in run {self.state.value.run}"
         extensions = () if self._client is None else self._client.config.extensions()
         return Store(self.options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
-
-    def _list_stores(self) -> list[Store]:
-        return [self._store(), self._store(ALONE), self._store(kind=WARM)]
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
@@ -304,7 +303,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             self._saver.close()
         if finished:
             self.state.update(closed=True)
-            for store in self._list_stores():
+            for store in _list_stores(self._store):
                 store.clear()
 
     def result(self) -> dict[str, Any] | None:
@@ -328,3 +327,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 )
         self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         return report
+
+
+def _list_stores(open_store: Callable[..., Store]) -> list[Store]:
+    """Return all checkpoints of a party: of rounds, of a party that trains alone, and of the warm start."""
+    return [open_store(), open_store(ALONE), open_store(kind=WARM)]
