@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
-from glasu.privacy.accounting import Spent, find_spent
-from glasu.privacy.ledger import Ledger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these load numpy, which `glasu provision` does without
     from glasu.data.preprocessing import Preparation
+    from glasu.privacy.accounting import Spent
+    from glasu.privacy.ledger import Ledger
 
 
 class JsonRecord(Mapping[str, Any]):
@@ -291,6 +291,8 @@ class PrivacySummary(JsonRecord):
     ) -> PrivacySummary:
         """Summarise settings, ledgers by party, and the source of private draws. A server has only settings."""
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
+        from glasu.privacy.accounting import find_spent
+
         spent = [RowPrivacy(name, own) for name, ledger in (ledgers or {}).items() if (own := find_spent(ledger.rules))]
         worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
         label_epsilon = config.privacy.label_epsilon

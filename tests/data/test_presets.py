@@ -39,6 +39,7 @@ OTHER = {
     "num_layers": 3,
     "aggregation_layers": (2, 3),
     "backward": "joint",
+    "release": "once",
     "num_local_steps": 3,
     "learning_rate": 0.5,
     "weight_decay": 0.25,

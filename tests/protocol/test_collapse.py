@@ -30,7 +30,7 @@ def test_the_report_warns_of_a_model_that_predicts_one_class(labels):
     assert {message.key.round for message in longer} == {config.train.num_rounds + 1}
 
 
-def test_a_model_that_predicts_several_classes_sends_no_flag():
+def test_a_model_that_predicts_several_classes_sends_the_flag_0():
     sent: list = []
 
     def keep(message):
@@ -39,7 +39,8 @@ def test_a_model_that_predicts_several_classes_sends_no_flag():
 
     config = settings(num_rounds=2, evaluate_every=1)
     assert simulate(tiny_parties(num_nodes=100), config, carry=keep).report.notes == ()
-    assert {len(message.values) for message in sent if isinstance(message, Metrics)} == {3}
+    flags = [message.values[3:].tolist() for message in sent if isinstance(message, Metrics)]
+    assert flags == 2 * 3 * [[]] + 3 * [[0.0]]  # two evaluations and the test of three parties
 
 
 def test_another_number_than_the_flag_is_refused():
@@ -50,5 +51,5 @@ def test_another_number_than_the_flag_is_refused():
             return Metrics(message.key, np.array([*message.values[:3], 2.0]))
         return message
 
-    with pytest.raises(ProtocolError, match="expected the metrics"):
+    with pytest.raises(ProtocolError, match="expected 3 metrics and one flag"):
         simulate(parties, config, carry=change)

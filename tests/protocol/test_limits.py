@@ -14,7 +14,7 @@ from glasu.errors import ProtocolError
 from glasu.protocol.fields import HEADER, FlagField
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import decode, encode, read_header
-from glasu.protocol.messages import MESSAGES, Message, Partial, Proposal, Waiting
+from glasu.protocol.messages import MESSAGES, Joint, Message, Partial, Proposal, Waiting
 from glasu.wire.encodings import encodings_of
 from glasu.wire.message_key import Phase
 from support.messages import KEY, fitting, largest
@@ -122,7 +122,7 @@ def test_only_an_agreement_of_training_sets_has_several_sets():
 def test_no_message_is_longer_than_the_largest():
     limits = shapes_of(300, precision="fp64", widening=3)
     assert limits.largest == max(limits.of(kind, phase)[1] for kind in MESSAGES for phase in Phase)
-    assert limits.largest == HEADER.size + 12 + CHUNK_ROWS * 3 * HIDDEN * 8
+    assert limits.of(Joint, Phase.TRAINING)[1] == HEADER.size + 12 + CHUNK_ROWS * 3 * HIDDEN * 8
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,6 @@ def test_the_limits_of_a_run_follow_its_settings():
         "num_local_steps": 5,
         "prefetch": 2,
         "chunk_rows": 9,
+        "num_clients": 4,
     }
     assert found.encodings["representation"].row_bytes(7) == np.dtype("<f8").itemsize * 7

@@ -286,7 +286,7 @@ def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(prec
     config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
     found = encodings_of(config)
     assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
-    assert set(found) == {*use_for_all_kinds(Plain()), "change"}
+    assert set(found) == {*use_for_all_kinds(Plain()), "change", "owner gradient"}
     assert compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
         assert found["representation"] == Int8(48)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
-COLLAPSED = 1.0  # after the metrics of the test, if the selected model predicts one class
+COLLAPSED, SOUND = 1.0, 0.0  # after the metrics of the test: whether the selected model predicts one class
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -190,8 +190,8 @@ def client_evaluation(
     if keeps_scores(client.config):
         return found, None
     key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
-    if split == "test" and client.progress.best_is_collapsed:
-        values.append(COLLAPSED)
+    if split == "test" and client.has_labels:
+        values.append(COLLAPSED if client.progress.best_is_collapsed else SOUND)
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
@@ -262,7 +262,7 @@ def server_evaluation(
     """Server column: aggregate; return the metrics, none if the parties keep them. The caller broadcasts a verdict.
 
     In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
-    a client may say that the selected model predicts one class.
+    a client with labels says whether the selected model predicts one class.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:
@@ -277,11 +277,13 @@ def server_evaluation(
         return {}
     if is_test:
         count = len(server.task.metrics)
-        flags = [message.values[count:].tolist() == [COLLAPSED] for message in found]
-        if any(flags):
+        flags = [message.values[count:].tolist() for message in found]
+        for client, (message, flag) in enumerate(zip(found, flags, strict=True)):
+            if server.identity.has_labels(client) and flag not in ([COLLAPSED], [SOUND]):
+                server.refuse(message, f"expected {count} metrics and one flag, got {message.values.tolist()}.")
+        if [COLLAPSED] in flags:
             yield Collapsed()
-        pairs = zip(found, flags, strict=True)
-        found = [Metrics(each.key, each.values[:count]) if is_flagged else each for each, is_flagged in pairs]
+        found = [Metrics(each.key, each.values[:count]) for each in found]
     return compare_metrics(server, found)
 
 
