@@ -100,3 +100,30 @@ def test_an_alignment_writes_ledgers_and_obeys_the_policy(world, tmp_path):
     }
     assert {each["kind"]: each["rows"] for each in run["totals"]}["blinded ids"] == 180
     assert {check["level"] for check in found["checks"]} == {"good"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"privacy.profile": "server"},
+        {"privacy.profile": "server", "train.labels": "b"},
+        {"privacy.profile": "server", "train.labels": "b", "train.backward": "joint"},
+        {"privacy.profile": "server", "train.warm_start": "3", "train.preset": "none"},
+        {"privacy.profile": "lean", "model.aggregation_layers": "[3]", "train.labels": "c"},
+        {"privacy.profile": "dp"},
+        {"train.release": "once"},
+        {"train.method": "smooth"},
+        {"wire.feedback": "true"},
+    ],
+    ids=str,
+)
+def test_the_ledgers_hold_every_byte_that_left(keys, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        '[data]\nname = "synthetic"\nnum_nodes = 60\n[train]\nnum_rounds = 4\n'
+    )
+    changes = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    done = glasu("train", tmp_path / "run.toml", *changes, "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    audited = glasu("audit", tmp_path / "run")
+    assert audited.returncode == 0, audited.stderr
+    assert "FAILED" not in audited.stdout

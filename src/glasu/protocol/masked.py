@@ -111,8 +111,9 @@ def client_decision(
             proof = masks.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
         else:
             proof = masks.seal(struct.pack("<??", improved, stop), key)
-        content = client.release.bytes_for_peers("verdict", proof, key, rows=1, protection="sealed")
-        yield Send(Decision(key, stop, ensemble, content))
+        flags = struct.pack("<??", stop, ensemble)  # the server reads them; the ledger has every byte that leaves
+        content = client.release.bytes_for_peers("verdict", flags + proof, key, rows=1, protection="sealed")
+        yield Send(Decision(key, stop, ensemble, content[len(flags) :]))
     else:
         yield Send(Waiting(key))
     answer: Decision = yield from receive_answer(client, Decision, key)
