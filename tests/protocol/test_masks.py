@@ -116,7 +116,7 @@ def test_no_loss_metric_or_plain_tensor_reaches_the_server(keys):
     unprotected = {
         row["kind"] for client in done.clients for row in client.release.ledger.rows() if row["protection"] == "none"
     }
-    assert unprotected <= {"node sets"}
+    assert unprotected <= {"node sets", "key"}  # public keys, which nobody signs in one process
 
 
 def test_the_label_owners_gradient_is_not_in_any_message():
