@@ -118,9 +118,7 @@ def test_an_alignment_writes_ledgers_and_obeys_the_policy(world, tmp_path):
     ids=str,
 )
 def test_the_ledgers_hold_every_byte_that_left(keys, tmp_path):
-    (tmp_path / "run.toml").write_text(
-        '[data]\nname = "synthetic"\nnum_nodes = 60\n[train]\nnum_rounds = 4\n'
-    )
+    (tmp_path / "run.toml").write_text('[data]\nname = "synthetic"\nnum_nodes = 60\n[train]\nnum_rounds = 4\n')
     changes = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     done = glasu("train", tmp_path / "run.toml", *changes, "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
