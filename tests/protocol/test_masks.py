@@ -104,7 +104,7 @@ def test_no_loss_metric_or_plain_tensor_reaches_the_server(keys):
             assert message.value.dtype == np.dtype("<u4")
     different = {id(each): each.value for each in seen.of(Partial, Joint)}  # a broadcast is one message
     uniform = np.concatenate([value.ravel() for value in different.values()]) / 2.0**32
-    assert kstest(uniform, "uniform").pvalue > 1e-6
+    assert kstest(uniform, "uniform").pvalue > 1e-4
     owner = done.clients[1]
     if config.train.labels == "b":
         assert len(seen.of(Sealed)) > 3
