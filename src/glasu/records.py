@@ -46,6 +46,7 @@ from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
+SCALARS = frozenset({str, bool, int, float, types.NoneType})  # types of values that need no conversion
 MAX_DEPTH = 32  # greatest depth of nested values; the only limit of json.loads is Python's recursion limit
 MAX_ITEMS = 1_000_000  # most items of one list or object, unless `Length` sets another limit
 MAX_TEXT = 1_000_000  # most characters of one string, unless `Length` sets another limit
@@ -201,10 +202,16 @@ def to_plain(record: Any) -> dict[str, Any]:
     A field is left out if it is None by default and its value is None, because TOML has no null.
     """
     return {
-        field.name: _plain_value(getattr(record, field.name))
-        for field in dataclasses.fields(record)
-        if not (field.default is None and getattr(record, field.name) is None)
+        name: _plain_value(value)
+        for name, is_optional in _fields(record.__class__)
+        if (value := getattr(record, name)) is not None or not is_optional
     }
+
+
+@functools.cache
+def _fields(cls: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a dataclass: the name, and whether it is None by default."""
+    return tuple((field.name, field.default is None) for field in dataclasses.fields(cls))
 
 
 def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> object:
@@ -240,6 +247,10 @@ def _parse(
 
 
 def _plain_value(value: Any) -> Any:
+    if type(value) in SCALARS:  # first, because most values of a long state are numbers
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(item) for item in value]
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Mapping):
@@ -248,8 +259,6 @@ def _plain_value(value: Any) -> Any:
         return [[_plain_value(key), _plain_value(item)] for key, item in value.items()]
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(item) for item in value]
     return value
 
 

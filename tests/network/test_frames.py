@@ -30,6 +30,7 @@ from glasu.network.frames import (
     Outbox,
     pack_frame,
     read_frame,
+    split_pieces,
 )
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Partial
@@ -240,6 +241,27 @@ def test_pieces_make_the_message_again(rows):
             assert found is None
             found = assembler.add(body, admit_all)
         np.testing.assert_array_equal(decode(found.content, found.head).value, message.value)
+
+
+@pytest.mark.parametrize("rows", [(3,), (1, 0, 40), (1, 65_536, 2), (70_000, 5)])
+def test_messages_of_a_bundle_arrive_one_by_one_and_short_ones_share_a_frame(rows):
+    outbox, assembler, messages = Outbox(), Assembler(), [encode(partial(each)) for each in rows]
+    outbox.put_bundle(messages)
+    found, num_frames = [], 0
+    while (frame := outbox.take_next(0)) is not None:
+        assert len(frame) <= MAX_FRAME
+        num_frames += 1
+        whole = [assembler.add(piece, admit_all) for piece in split_pieces(read_frame(frame).body)]
+        found += [bytes(each.content) for each in whole if each is not None]
+    assert found == messages
+    assert num_frames == 1 or sum(map(len, messages)) > MAX_PIECE - 1024
+
+
+@given(st.binary(max_size=200))
+def test_pieces_of_any_bytes_make_the_bytes_again(body):
+    pieces = list(split_pieces(memoryview(body)))
+    assert b"".join(pieces) == body
+    assert all(len(piece) for piece in pieces) or not body
 
 
 def test_pieces_in_another_order_are_refused():

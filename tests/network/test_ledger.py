@@ -38,16 +38,15 @@ def cut_tail(cluster, name, lines) -> None:
 
 
 class Watching(PartyPerformer):
-    """Looks at the ledger file when a message is about to leave."""
+    """Looks at the ledger file when messages have just left."""
 
-    def __call__(self, request):
-        result = super().__call__(request)
-        if isinstance(request, Send) and isinstance(request.message, TensorMessage | Losses):
-            message = request.message
-            content = message.value if isinstance(message, TensorMessage) else message.values
-            entered = {entry.sha256 for entry in list_entries(self.purpose.options.out / "ledger.jsonl")}
-            assert hashlib.sha256(content.tobytes()).hexdigest() in entered
-        return result
+    def send(self, messages):
+        super().send(messages)
+        entered = {entry.sha256 for entry in list_entries(self.purpose.options.out / "ledger.jsonl")}
+        for message in messages:
+            if isinstance(message, TensorMessage | Losses):
+                content = message.value if isinstance(message, TensorMessage) else message.values
+                assert hashlib.sha256(content.tobytes()).hexdigest() in entered
 
 
 def test_everything_that_leaves_is_in_the_file_before(kits, tmp_path):

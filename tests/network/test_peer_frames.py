@@ -695,7 +695,7 @@ def waking(session):
 
     def run():
         while not over.wait(0.0005):
-            session.host.open_stream().send(b"")
+            session.host.open_stream().close()
 
     role = Role("waking", run)
     yield

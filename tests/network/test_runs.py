@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from glasu.network.join import PartyPerformer
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
-from support.tiny import assert_same_run, tiny
+from support.tiny import assert_same_end, assert_same_run, tiny
 
 MODES = list(itertools.product(("mean", "concat"), ("all", "b"), ("full", "neighbor", "shared")))
 
@@ -66,6 +67,25 @@ def test_chunks_over_the_network_give_the_weights_of_one_chunk_in_one_process(ke
     assert (served.losses, served.test) == (whole.losses, whole.test)
     assert served.traffic["exchanges_by_phase"] == whole.traffic["exchanges_by_phase"]
     assert served.traffic["messages"] > whole.traffic["messages"]
+
+
+def test_the_messages_of_an_exchange_leave_together(kits, tmp_path):
+    """Node-set proposals and losses join the messages that the party must send anyway."""
+    sent = []
+
+    class Counting(PartyPerformer):
+        def send(self, messages):
+            sent.append([type(message).__name__ for message in messages])
+            super().send(messages)
+
+    config, parties = tiny(sampler="neighbor", num_rounds=4, prefetch=2)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, *roles = cluster.serve(), cluster.join("a", performer=Counting), cluster.join("b"), cluster.join("c")
+    assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
+    traffic = roles[0].outcome()["traffic"]
+    assert len(sent) <= traffic["exchanges"] + 1
+    assert ["Losses", "Partial"] in sent
+    assert any("Proposal" in names and "Partial" in names for names in sent)
 
 
 def test_the_servers_report_lists_settings_without_effect(kits, tmp_path):

@@ -77,7 +77,7 @@ class Sender(ToyParty):
         chunks = split_rows(self.nodes, CHUNK_ROWS)
         for chunk, part in enumerate(chunks):
             value = np.full((part.stop - part.start, HIDDEN), self.client, np.float32)
-            self.session.send(Partial(key(index, chunk, self.client, attempt), value))
+            self.session.send([Partial(key(index, chunk, self.client, attempt), value)])
         for chunk, part in enumerate(chunks):
             joint = self.session.receive(Receive((Joint,), key(index, chunk))).value
             assert np.array_equal(joint, np.tile(self.answer, (part.stop - part.start, 1)))

@@ -17,7 +17,7 @@ from glasu.network.join import PartyPerformer
 from glasu.network.serve import ServerPerformer
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
-from glasu.protocol.requests import Broadcast, RoundDone, Scatter, Send
+from glasu.protocol.requests import Broadcast, RoundDone, Scatter
 from glasu.wire.message_key import Phase
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
@@ -49,11 +49,11 @@ def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_rol
             return reply
 
     class NotingParty(PartyPerformer):
-        def __call__(self, request):
-            reply = super().__call__(request)
-            if isinstance(request, Send) and type(request.message).__name__ != "Losses":  # they end a round
-                note(self.purpose.party.name, request.message)
-            return reply
+        def send(self, messages):
+            super().send(messages)
+            for message in messages:
+                if type(message).__name__ != "Losses":  # they end a round
+                    note(self.purpose.party.name, message)
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fsync)

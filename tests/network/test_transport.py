@@ -17,14 +17,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Condition, Event, Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 
 from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
-from glasu.network.frames import MAX_PIECE, PIECE, WINDOW, pack_frame
+from glasu.network.control import Notice
+from glasu.network.frames import MAX_PIECE, PIECE, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import MAX_REASON
 from glasu.network.transport import (
     AMBIGUOUS,
@@ -33,6 +34,7 @@ from glasu.network.transport import (
     FrameStream,
     Line,
     Listener,
+    SessionLock,
     read_details,
     read_status,
 )
@@ -245,7 +247,7 @@ def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
     ended: SimpleQueue = SimpleQueue()
     own = open_kit(kits / "a")
     silent = [
-        Line(own, f"localhost:{desk.port}", FrameStream(Condition()), lambda line, event: ended.put(event))
+        Line(own, f"localhost:{desk.port}", FrameStream(SessionLock()), lambda line, event: ended.put(event))
         for _ in range(12)
     ]
     assert ended.get(timeout=60).code is ConnectionCode.BUSY
@@ -324,18 +326,17 @@ def test_failed_tls_handshakes_cannot_fill_the_log_unless_the_operator_wants_the
 GRPC_FIRST = """
 import sys
 from pathlib import Path
-from threading import Condition
 from types import SimpleNamespace
 import grpc
 from glasu.errors import TransportError
 from glasu.pki.kit import open_kit
-from glasu.network.transport import Line, Listener, FrameStream
+from glasu.network.transport import FrameStream, Line, Listener, SessionLock
 kit = open_kit(Path(sys.argv[1]))
 try:
     if kit.role == "server":
         Listener(None, kit, "127.0.0.1:0")
     else:
-        Line(kit, "localhost:1", FrameStream(Condition()), print)
+        Line(kit, "localhost:1", FrameStream(SessionLock()), print)
 except TransportError as error:
     print(error)
 """
@@ -385,7 +386,7 @@ class SlowReader:
     """A host that reads the frames of a party for a while and then no more, until the test ends."""
 
     def __init__(self):
-        self.changed, self.reads, self.over, self.num_read = Condition(), Event(), Event(), 0
+        self.changed, self.reads, self.over, self.num_read = SessionLock(), Event(), Event(), 0
         self.reads.set()
 
     def open_stream(self):
@@ -413,11 +414,45 @@ class Endless(FrameStream):
             self.num_sent += 1
 
 
+class CountingChannel(Channel):
+    """A channel that counts how often its writer looked for a frame."""
+
+    num_looks = 0
+
+    def take_next(self):
+        self.num_looks += 1
+        return super().take_next()
+
+
+def test_a_writer_sleeps_while_its_stream_has_nothing_to_send():
+    changed, channel, sent = SessionLock(), CountingChannel(), []
+    stream = FrameStream(changed)
+    stream.attach(channel)
+    writer = Thread(target=lambda: sent.extend(stream.outgoing()), daemon=True)
+    writer.start()
+    wait_for(lambda: channel.num_looks == 1)
+    for _ in range(50):  # frames of other parties
+        with changed:
+            changed.notify_all()
+        time.sleep(0.001)
+    assert channel.num_looks == 1
+    with changed:
+        channel.outbox.put_control(Notice("x"))
+        changed.notify_all()
+    wait_for(lambda: len(sent) == 1)
+    stream.send(b"last")
+    wait_for(lambda: sent[-1] == b"last")
+    stream.close()
+    writer.join(10)
+    assert not writer.is_alive()
+    assert changed.streams == []
+
+
 def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
     host = SlowReader()
     with Listener(host, open_kit(kits / "server", "server"), "127.0.0.1:0") as listener:
         listener.start()
-        stream = Endless(Condition())
+        stream = Endless(SessionLock())
         line = Line(open_kit(kits / "a", "party"), f"localhost:{listener.port}", stream, lambda line, event: None)
         try:
             wait_for(lambda: host.num_read > 400, 60)  # gRPC would widen its window meanwhile

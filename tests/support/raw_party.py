@@ -12,7 +12,7 @@ from glasu.network.connection_codes import Disconnection
 from glasu.network.frames import CONTROL, MAX_PIECE, PIECE, Frame, pack_frame, read_frame
 from glasu.network.roster import Attempt
 from glasu.network.server_session import ServerSession
-from glasu.network.transport import FrameStream, Line
+from glasu.network.transport import FrameStream, Line, SessionLock
 from glasu.pki.kit import Kit
 from support.controls import Control, hello, pack_control, read_control
 from support.roles import Role
@@ -118,7 +118,7 @@ def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
 def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnection:
     """Connect with a kit over gRPC, send a hello, and return the first answer."""
     arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
-    stream = FrameStream(threading.Condition())
+    stream = FrameStream(SessionLock())
     stream.send(hello())
     line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
     try:

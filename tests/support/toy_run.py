@@ -282,7 +282,7 @@ class ToyParty:
 
     def run_round(self, index: int, own: np.ndarray, attempt: int) -> np.ndarray:
         for chunk in range(self.toy.chunks):
-            self.session.send(Partial(key=key(index, chunk, self.client, attempt), value=own[chunk]))
+            self.session.send([Partial(key=key(index, chunk, self.client, attempt), value=own[chunk])])
             self.after("send", index, chunk)
         means = []
         for chunk in range(self.toy.chunks):

@@ -6,6 +6,7 @@ NewAttempt: load the proposed checkpoint and confirm again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, get_public_message
@@ -84,23 +85,23 @@ class ClientSession:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def send(self, message: Message) -> None:
-        """Send a message; wait while the window is full.
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages; wait while the window is full.
 
         It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
-        read, and only `receive` reads. So both sides would wait for each other. The message then stays in this party's
+        read, and only `receive` reads. So both sides would wait for each other. The messages then stay in this party's
         memory.
         """
-        connection, content = self.connection, encode(message)
+        connection, contents = self.connection, [encode(message) for message in messages]
         renewed = connection.wait_until(
             lambda: not connection.channel.outbox.is_full or connection.channel.is_full,
-            f"to send {type(message).__name__} for {message.key}",
+            f"to send {type(messages[-1]).__name__} for {messages[-1].key}",
         )
         if renewed is not None:
             self._renew(renewed)  # a new server process: the attempt is over, and `receive` raises NewAttempt
             return
         with connection.changed:
-            connection.channel.outbox.put_message(content)
+            connection.channel.outbox.put_bundle(contents)
             connection.changed.notify_all()
 
     def receive(self, expected: Receive) -> Message:

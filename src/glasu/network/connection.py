@@ -10,7 +10,6 @@ import logging
 import math
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCod
 from glasu.network.frames import Channel, Frame, control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
-from glasu.network.transport import FrameStream, Line
+from glasu.network.transport import FrameStream, Line, SessionLock
 from glasu.pki.kit import Kit
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
@@ -67,7 +66,7 @@ class Connection:
     def __init__(self, dialing: Dialing, hello: Callable[[], Payload]) -> None:
         """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
         self._dialing, self._hello = dialing, hello
-        self.changed = threading.Condition()
+        self.changed = SessionLock()
         self.channel = Channel()  # shared with one process of the server
         self._inbound = Inbound(dialing.clock)
         self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk

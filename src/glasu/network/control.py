@@ -27,7 +27,7 @@ from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
-PROTOCOL = 3  # of frames and control messages; other versions are refused
+PROTOCOL = 4  # of frames and control messages; other versions are refused
 ProcessName = Annotated[str, Length(64)]
 FrameCount = Annotated[int, Bounds(0, 2**63 - 1)]
 Digest = Annotated[str, Length(200)]

@@ -2,7 +2,8 @@
 
 frame     kind (1 byte), number (8), last number received from the other side (8), body
 control   a JSON object, see `control.py`
-piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order
+piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order.
+          The last piece of a message may be followed by other messages in the same frame
 ack       no body: only the number received
 
 Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from glasu.errors import ProtocolError
@@ -99,6 +100,14 @@ class Outbox:
         for offset in range(0, max(1, len(message)), MAX_PIECE):
             self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + MAX_PIECE])
 
+    def put_bundle(self, messages: Sequence[bytes]) -> None:
+        """Append encoded messages. Several short ones share a frame: a frame costs more than their bytes."""
+        if len(messages) > 1 and sum(map(len, messages)) + len(messages) * _PIECE.size <= MAX_PIECE:
+            self._put(PIECE, b"", b"".join(_PIECE.pack(len(message), 0) + message for message in messages))
+            return
+        for message in messages:
+            self.put_message(message)
+
     def _put(self, kind: int, head: Body, rest: Body) -> None:
         self._frames.append((kind, head, rest))
         self.held += len(head) + len(rest) + OVERHEAD
@@ -108,9 +117,14 @@ class Outbox:
         """Return whether a sender should wait before it appends more."""
         return self.held > self._window
 
+    @property
+    def has_next(self) -> bool:
+        """Return whether a frame waits to be sent and the window is open."""
+        return self._sent < len(self._frames) and self._in_flight <= self._window
+
     def take_next(self, acknowledged: int) -> bytes | None:
         """Return the next frame to send on the current stream, if there is one and the window is open."""
-        if self._sent == len(self._frames) or self._in_flight > self._window:
+        if not self.has_next:
             return None
         kind, head, rest = self._frames[self._sent]
         number = self._first + self._sent
@@ -197,17 +211,38 @@ class Channel:
         """Return whether the inbox exceeds the bytes that the other side may have sent."""
         return self.waiting > self._room + self._window + 2 * MAX_FRAME
 
+    @property
+    def has_next(self) -> bool:
+        """Return whether `take_next` would return a frame."""
+        return self.outbox.has_next or self._owes_ack
+
+    @property
+    def _owes_ack(self) -> bool:
+        """Return whether a part of the window was received, so that an ack is due if no other frame can carry it."""
+        return not self.is_full and self._unacknowledged >= self._window // 16
+
     def take_next(self) -> bytes | None:
         """Return the next frame to send, or an ack if one is due."""
         may_acknowledge = not self.is_full
         acknowledged = self.received if may_acknowledge else self._acknowledged
         frame = self.outbox.take_next(acknowledged)
-        # A separate ack is sent if a part of the window was received and no other frame can carry it.
-        if frame is None and may_acknowledge and self._unacknowledged >= self._window // 16:
+        if frame is None and self._owes_ack:
             frame = pack_frame(ACK, acknowledged=acknowledged)
         if frame is not None and may_acknowledge:
             self._acknowledged, self._unacknowledged = acknowledged, 0
         return frame
+
+
+def split_pieces(body: memoryview) -> Iterator[memoryview]:
+    """Yield the pieces in the body of a frame: the bytes after the end of a message begin another message."""
+    while len(body) > _PIECE.size:
+        total, offset = _PIECE.unpack_from(body)
+        end = _PIECE.size + max(0, total - offset)
+        yield body[:end]
+        body = body[end:]
+        if not body:
+            return
+    yield body  # too short; the assembler refuses it
 
 
 class Assembler:

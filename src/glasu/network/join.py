@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from glasu.config import RunConfig
@@ -51,6 +51,7 @@ from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
 
 ResultT = TypeVar("ResultT")
+LONG_MESSAGE = 64 << 10  # bytes: the server should receive it while this party computes its next message
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
@@ -215,28 +216,44 @@ class ClientPurpose(PartyPurpose[ResultT]):
 
 
 class PartyPerformer:
-    """Performs the requests of a party's script over a session."""
+    """Performs the requests of a party's script over a session.
+
+    Messages leave together, when the script waits for an answer. A long message leaves at once.
+    """
 
     def __init__(self, session: ClientSession, purpose: PartyPurpose[Any]) -> None:
         self.session, self.purpose = session, purpose
+        self._unsent: list[Message] = []
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
         purpose, telemetry = self.purpose, self.purpose.telemetry
         if isinstance(request, Receive):
+            self.flush()
             return self._receive(request)
         match request:
             case Send(message):
-                purpose.settle()  # a checkpoint must be durable before the next message leaves
-                purpose.session_ledger.ledger.sync()  # so must the entries of its content; mostly one sync per exchange
-                telemetry.traffic.sent_to_server(message)
-                with telemetry.watch.measure("communication"):
-                    self.session.send(message)
+                self._unsent.append(message)
+                if telemetry.traffic.sent_to_server(message) >= LONG_MESSAGE:
+                    self.flush()
             case Save(take_state):
                 purpose.save(take_state())
             case _:
                 purpose.observe(request)
         return None
+
+    def flush(self) -> None:
+        """Send the messages that have not left yet."""
+        if self._unsent:
+            messages, self._unsent = self._unsent, []
+            self.send(messages)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages. First make the last checkpoint and the entries of their content in the ledger durable."""
+        self.purpose.settle()
+        self.purpose.session_ledger.ledger.sync()
+        with self.purpose.telemetry.watch.measure("communication"):
+            self.session.send(messages)
 
     def _receive(self, request: Receive) -> Message:
         telemetry = self.purpose.telemetry
@@ -304,6 +321,7 @@ def _run_attempt(
         script = purpose.begin(attempt)
         session.confirm(attempt)
         result = drive(script, perform, purpose.watch)
+        perform.flush()
         finished = purpose.finish(result)
         session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=purpose.session_ledger.state_head())))
         return session.await_attempt()

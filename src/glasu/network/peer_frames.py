@@ -20,7 +20,7 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame, split_pieces
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import MAX_REASON, printable
 from glasu.network.options import OnInvalidMessage
@@ -99,7 +99,8 @@ class PeerFrames:
         elif is_next and frame.control is not None:
             self._take_control(peer, frame.control)
         elif is_next:
-            self._add_piece(peer, frame.body)
+            for piece in split_pieces(frame.body):
+                self._add_piece(peer, piece)
 
     def _add_piece(self, peer: Peer, piece: memoryview) -> None:
         """Add a piece to its message; put the message into the inbox when it is complete."""

@@ -15,7 +15,6 @@ holding it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +24,7 @@ from glasu.network.frames import Channel, CheckLimits, control_frame
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
 from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
-from glasu.network.transport import FrameStream
+from glasu.network.transport import FrameStream, SessionLock
 from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
@@ -165,7 +164,7 @@ class Roster:
             clock: returns seconds.
             log: receives lines for people.
         """
-        self.changed = threading.Condition()
+        self.changed = SessionLock()
         self.peers = {name: Peer(name, away_since=clock()) for name in names}
         self._handshake = handshake
         self.run = run_machine()

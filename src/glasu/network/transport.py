@@ -59,6 +59,24 @@ OPTIONS = [
 ]
 
 
+class SessionLock(threading.Condition):
+    """The lock of a session, and the condition on which its own threads wait. The writer of a stream waits apart.
+
+    Otherwise a frame of one party would wake the writers of all parties.
+    """
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        super().__init__(self.mutex)
+        self.streams: list[FrameStream] = []  # that are open
+
+    def notify_all(self) -> None:
+        """Wake the session's threads, and the writers that have a frame to send."""
+        super().notify_all()
+        for stream in self.streams:
+            stream.wake_writer()
+
+
 class FrameStream:
     """The outgoing frames of one gRPC stream, at the server or at a party, until it is closed.
 
@@ -66,19 +84,22 @@ class FrameStream:
     hello and welcome. All methods take the session's lock, so a session may call them with or without it.
     """
 
-    def __init__(self, changed: threading.Condition) -> None:
-        """Begin without a channel; `changed` is the session's lock, which must be re-entrant."""
+    def __init__(self, changed: SessionLock) -> None:
+        """Begin without a channel."""
         self._changed = changed
+        self._writable = threading.Condition(changed.mutex)  # gRPC's writer waits here
         self._unnumbered: deque[bytes] = deque()
         self.channel: Channel | None = None  # attached when the stream is accepted
         self.is_open = True
+        with changed:
+            changed.streams.append(self)
 
     def send(self, frame: bytes) -> None:
         """Send a frame outside the sequence. It is dropped if too many frames wait."""
         with self._changed:
             if self.is_open and len(self._unnumbered) < WAITING_NOTICES:
                 self._unnumbered.append(frame)
-                self._changed.notify_all()
+                self.wake_writer()
 
     def attach(self, channel: Channel) -> None:
         """Send the channel's frames on this stream from now on."""
@@ -92,6 +113,8 @@ class FrameStream:
             if self.is_open:
                 self._unnumbered.extend(last)
                 self.is_open, self.channel = False, None
+                self._changed.streams.remove(self)
+            self.wake_writer()
             self._changed.notify_all()
 
     def outgoing(self) -> Iterator[bytes]:
@@ -101,8 +124,13 @@ class FrameStream:
                 while (frame := self._take_next()) is None:
                     if not self.is_open:
                         return
-                    self._changed.wait()
+                    self._writable.wait()
             yield frame
+
+    def wake_writer(self) -> None:
+        """Wake the writer if it can send a frame, or if the stream is closed. The caller holds the lock."""
+        if self._unnumbered or not self.is_open or (self.channel is not None and self.channel.has_next):
+            self._writable.notify()
 
     def _take_next(self) -> bytes | None:
         if self._unnumbered:

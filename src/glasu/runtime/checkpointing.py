@@ -35,7 +35,7 @@ from glasu.config import RunConfig, list_candidates
 from glasu.errors import CheckpointError, ConfigError, DataError, TrainingError
 from glasu.files import hold_folder, retry_without_descriptors, write_atomically
 from glasu.protocol.state import ClientState, ServerState
-from glasu.records import RecordError, parse_json, read_record, to_plain
+from glasu.records import SCALARS, RecordError, parse_json, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
@@ -77,6 +77,8 @@ class _NoTensor:
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
     """Replace every tensor below `value` by a reference to an entry of `arrays`."""
+    if type(value) in SCALARS:
+        return value
     if isinstance(value, dict):
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
@@ -120,7 +122,8 @@ class OldSchemaError(ConfigError):
 def pack(round_index: int, owner: str, extensions: tuple[Extension, ...], state: Any) -> bytes:
     """Return the content of a checkpoint file."""
     arrays, facts = to_arrays(state)
-    body = save(arrays, {"glasu": json.dumps(to_plain(About(round_index, owner, extensions, facts)))})
+    about = {**to_plain(About(round_index, owner, extensions, None)), "state": facts}
+    body = save(arrays, {"glasu": json.dumps(about)})
     return HEAD.pack(CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA, _digest(CHECKPOINT_SCHEMA, body)) + body
 
 

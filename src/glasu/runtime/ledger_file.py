@@ -63,7 +63,7 @@ class LedgerFile:
             try:
                 _write_whole(handle, b"".join(self._pending))
                 if self._durable:
-                    os.fsync(handle)
+                    getattr(os, "fdatasync", os.fsync)(handle)  # the time of the file need not be durable
             except OSError:
                 with suppress(OSError):  # a later sync must not continue an incomplete line
                     os.ftruncate(handle, before)
