@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) 'pip>=25.1'
 	$(INSTALL) torch
-	$(INSTALL) --group dev -e '.[dp,metrics,psi,search]'
+	$(INSTALL) --group dev -e '.[ckks,dp,metrics,psi,search]'
 	touch $@
 
 demo: setup

@@ -557,13 +557,21 @@ REFUSED_WITH_MASKS = [
 ]
 
 
+@pytest.mark.parametrize("way", ["masks", "ckks"])
 @pytest.mark.parametrize(("changes", "named", "way_out"), REFUSED_WITH_MASKS, ids=str)
-def test_settings_under_which_masks_protect_nothing_are_refused(changes, named, way_out):
+def test_settings_under_which_a_hidden_sum_protects_nothing_are_refused(changes, named, way_out, way):
     with pytest.raises(ConfigError) as caught:
-        RunConfig.from_dict({**MASKS, **changes})
+        RunConfig.from_dict({"privacy": {"secure_aggregation": way}, **changes})
     assert str(caught.value).startswith(named)
     assert way_out in str(caught.value)
     RunConfig.from_dict(changes)
+
+
+def test_more_parties_than_encrypted_sums_are_exact_for_are_refused():
+    for way, most in (("masks", 1000), ("ckks", 95)):
+        RunConfig.from_dict({"privacy": {"secure_aggregation": way}, "data": {"num_clients": most}})
+    with pytest.raises(ConfigError, match=r'data.num_clients=96: with .*"ckks" sums are exact for at most 95 parties'):
+        RunConfig.from_dict({"privacy": {"secure_aggregation": "ckks"}, "data": {"num_clients": 96}})
 
 
 @pytest.mark.parametrize(
@@ -591,10 +599,18 @@ def test_a_large_graph_for_which_auto_means_neighbours_is_refused_with_masks():
 
 
 @pytest.mark.parametrize(("key", "value"), [("blind_server", True), ("allow_two_parties", True), ("range", 4.0)])
-def test_a_setting_of_masks_is_refused_without_them(key, value):
+def test_a_setting_of_hidden_sums_is_refused_without_them(key, value):
     assert_refused("privacy", {key: value}, key, 'no effect without privacy.secure_aggregation = "masks"')
     found = RunConfig.from_dict({"privacy": {"secure_aggregation": "masks", key: value}})
     assert getattr(found.privacy, key) == value
+    if key != "blind_server":
+        found = RunConfig.from_dict({"privacy": {"secure_aggregation": "ckks", key: value}})
+        assert getattr(found.privacy, key) == value
+
+
+def test_a_blind_server_is_refused_with_encryption_because_the_server_sees_no_sums():
+    keys = {"secure_aggregation": "ckks", "blind_server": True}
+    assert_refused("privacy", keys, "blind_server", "the server sees no sums; remove it")
 
 
 def test_settings_may_be_numbers_of_numpys():

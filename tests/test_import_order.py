@@ -32,6 +32,7 @@ LEVELS = {
     "files": 1,
     "randomness": 1,
     "registry": 1,
+    "ckks_parameters": 0,  # a leaf
     "errors": 0,
     "profiles": 0,  # a leaf
     "secret": 0,  # a leaf

@@ -45,6 +45,12 @@ def test_all_keys_that_contradict_a_profile_are_refused_together():
 
 
 @pytest.mark.parametrize("profile", PROTECTED)
+def test_every_profile_needs_masks_because_encryption_protects_less_against_collusion(profile):
+    with pytest.raises(ConfigError, match=f"secure_aggregation='ckks': privacy.profile=\"{profile}\" needs 'masks'"):
+        with_profile(profile, privacy={"secure_aggregation": "ckks"})
+
+
+@pytest.mark.parametrize("profile", PROTECTED)
 def test_a_copy_of_the_settings_is_equal(profile):
     config = with_profile(profile, data={"name": "cora"})
     assert RunConfig.from_dict(config.to_dict(given=True)) == config

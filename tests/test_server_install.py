@@ -16,12 +16,12 @@ import pytest
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
-from support.kits import make_kits, simulate_with_secrets
+from support.kits import make_kits, make_pinned_kits, simulate_with_secrets
 from support.server_environment import GLASU, link_packages
 from support.small import SMALL
 from support.warm_process import WarmProcess
 
-ABSENT = ("torch", "torch_geometric", "numba", "scipy", "sklearn", "pyarrow", "plotly", "optuna")
+ABSENT = ("torch", "torch_geometric", "numba", "scipy", "sklearn", "pyarrow", "plotly", "optuna", "tenseal")
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +132,19 @@ def test_a_server_without_torch_serves_a_training_and_a_prediction(whole_run, tm
     whole_run.join("b", port, "--predict")
     whole_run.finish()
     assert json.loads((tmp_path / "runs" / "server" / "prediction.json").read_text())["nodes"] == 3
+
+
+def test_a_server_without_tenseal_adds_ciphertexts(whole_run, tmp_path):
+    keys = 'aggregation_layers = [1]\n[train]\nnum_rounds = 2\n[privacy]\nsecure_aggregation = "ckks"\n'
+    (tmp_path / "run.toml").write_text(SMALL.replace("[model]", "num_clients = 3\n[model]") + keys)
+    config = RunConfig.from_toml(tmp_path / "run.toml")
+    parties = load_parties(config)
+    for party in parties:
+        write_party(party, tmp_path / "parties" / party.name)
+    make_pinned_kits(tmp_path / "kits", [party.name for party in parties], ["localhost"])
+    port = whole_run.serve()
+    for party in parties:
+        whole_run.join(party.name, port)
+    whole_run.finish()
+    report = json.loads((tmp_path / "runs" / "server" / "report.json").read_text())
+    assert report["weights_sha256"] == list(simulate_with_secrets(parties, config).report.weights_sha256)

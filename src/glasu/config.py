@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
+from glasu.ckks_parameters import CKKS
 from glasu.errors import ConfigError
 from glasu.profiles import PROFILES
 from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
@@ -28,7 +29,8 @@ Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 Positive = Annotated[float, Bounds(0, ends="(]")]
 NoiseMultiplier = Annotated[float, Bounds(0, 1000)]
 LEAST_NOISE = 0.001
-MASKS_ONLY = ("blind_server", "allow_two_parties", "range")  # keys of [privacy] that have an effect only with masks
+# Keys of [privacy] that have an effect only if sums are hidden, and their ways to hide them.
+HIDING_ONLY = {"blind_server": ("masks",), "allow_two_parties": ("masks", "ckks"), "range": ("masks", "ckks")}
 # Keys of [privacy] that have an effect only with noise.
 NOISE_ONLY = (
     "dp_clip",
@@ -42,9 +44,9 @@ NOISE_ONLY = (
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
-RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: masked tensors are integers modulo 2^bits
-FEWEST_LEVELS = 16  # of one party's integers under masks; fewer would round too coarsely
-FEWEST_SUMMED = 3  # parties in every sum under masks: the sum of two reveals each to the other
+RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: hidden tensors are integers modulo 2^bits
+FEWEST_LEVELS = 16  # of one party's integers in a hidden sum; fewer would round too coarsely
+FEWEST_SUMMED = 3  # parties in every hidden sum: the sum of two reveals each to the other
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -216,7 +218,7 @@ class PrivacyConfig(Checked):
 
     section = "privacy"
     profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
-    secure_aggregation: Literal["none", "masks"] = "none"
+    secure_aggregation: Literal["none", "masks", "ckks"] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
     dp_clip: Positive = 1.0  # greatest L2 norm of a released row
     dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
@@ -227,9 +229,14 @@ class PrivacyConfig(Checked):
     delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
     target_epsilon: Positive | None = None  # a release that would pass it is refused
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
-    blind_server: bool = False  # hide sums from the server, too
-    allow_two_parties: bool = False  # masks for two parties, each of which learns the other's values from the sum
-    range: Positive = 8.0  # masks: the greatest absolute value on the first grid, before there is an aggregate
+    blind_server: bool = False  # masks: hide sums from the server, too; with ckks it never sees them
+    allow_two_parties: bool = False  # hidden sums of two parties, each of which learns the other's values from the sum
+    range: Positive = 8.0  # hidden sums: the greatest absolute value on the first grid, before there is an aggregate
+
+    @property
+    def hides_parts(self) -> bool:
+        """Whether the server adds the parts of parties without reading them, so that it sees no scores either."""
+        return self.secure_aggregation != "none"
 
     @property
     def adds_noise(self) -> bool:
@@ -237,10 +244,12 @@ class PrivacyConfig(Checked):
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
-        masked = self.secure_aggregation == "masks"
-        for name in MASKS_ONLY:
-            used = masked or getattr(self, name) == getattr(type(self), name)
-            rule = 'has no effect without privacy.secure_aggregation = "masks"; remove it, or set that.'
+        for name, ways in HIDING_ONLY.items():
+            used = self.secure_aggregation in ways or getattr(self, name) == getattr(type(self), name)
+            listed = " or ".join(f'"{way}"' for way in ways)
+            rule = f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
+            if name == "blind_server" and self.secure_aggregation == "ckks":
+                rule = 'has no effect with privacy.secure_aggregation = "ckks": the server sees no sums; remove it.'
             self._need(name, used, rule)
         for name in NOISE_ONLY:
             used = self.adds_noise or getattr(self, name) == getattr(type(self), name)
@@ -296,8 +305,8 @@ class RunConfig:
             )
         if self.train.warm_start and not method.prescribes("train", "warm_start"):
             self._check_warm_start()
-        if self.privacy.secure_aggregation == "masks" and (not silent or method.averages):
-            self._check_masks()
+        if self.privacy.hides_parts and (not silent or method.averages):
+            self._check_hiding()
         if self.wire.feedback and not silent:
             self._check_feedback()
         if self.privacy.label_epsilon is not None:
@@ -419,48 +428,50 @@ class RunConfig:
                 f"train.party_dropout={train.party_dropout}."
             )
 
-    def _check_masks(self) -> None:
-        """Refuse settings under which masks protect nothing, or cannot cancel."""
-        train, wire, masks = self.train, self.wire, 'privacy.secure_aggregation="masks"'
+    def _check_hiding(self) -> None:
+        """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
+        train, wire, hiding = self.train, self.wire, f'privacy.secure_aggregation="{self.privacy.secure_aggregation}"'
         aggregation, num_clients = self.model.aggregation, self.data.num_clients
         if wire.precision not in RING_BITS:
             raise ConfigError(
-                f"wire.precision={wire.precision!r}: {masks} adds integers modulo 2^8, 2^16 or 2^32; use precision = "
+                f"wire.precision={wire.precision!r}: {hiding} adds integers modulo 2^8, 2^16 or 2^32; use precision = "
                 '"fp32", "bf16" or "int8".'
             )
         if wire.feedback:
-            raise ConfigError(f"wire.feedback=true: {masks} sends no changes; remove one of the two.")
+            raise ConfigError(f"wire.feedback=true: {hiding} sends no changes; remove one of the two.")
         if not registry.load("aggregation", aggregation).is_mean:
             raise ConfigError(
-                f'model.aggregation="{aggregation}": {masks} hides a party in a sum, and here the columns of each one '
+                f'model.aggregation="{aggregation}": {hiding} hides a party in a sum, and here the columns of each one '
                 'travel apart; use aggregation = "mean".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
         if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
-                f'train.sampler="{train.sampler}": with {masks} the agreed node sets of lower layers would still show '
+                f'train.sampler="{train.sampler}": with {hiding} the agreed node sets of lower layers would still show '
                 'edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
             )
         fewest = 2 if self.privacy.allow_two_parties else FEWEST_SUMMED
         if num_clients < fewest:
             remedy = "; use three parties or more, or accept that with privacy.allow_two_parties = true."
             raise ConfigError(
-                f"data.num_clients={num_clients}: {masks} hides nothing here: from the mean of two parties each "
+                f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
                 f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
             )
         if (levels := count_levels(RING_BITS[wire.precision], num_clients)) < FEWEST_LEVELS:
             raise ConfigError(
-                f'wire.precision="{wire.precision}": with {masks} each of {num_clients} parties has {levels} levels, '
+                f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
                 f"and {FEWEST_LEVELS} are needed; use a higher precision."
             )
+        if self.privacy.secure_aggregation == "ckks" and (error := CKKS.find_error(num_clients)):
+            raise ConfigError(f'data.num_clients={num_clients}: with {hiding} {error}; use "masks".')
         if train.party_dropout and num_clients <= FEWEST_SUMMED:
             raise ConfigError(
-                f"train.party_dropout={train.party_dropout}: with {masks} at least {FEWEST_SUMMED} parties contribute "
+                f"train.party_dropout={train.party_dropout}: with {hiding} at least {FEWEST_SUMMED} parties contribute "
                 f"to every sum, and data.num_clients={num_clients}; remove it, or use more parties."
             )
         if registry.load("method", train.method).smooths:
             raise ConfigError(
-                f'train.method="{train.method}": with {masks} the parties must know who contributes, and here a party '
+                f'train.method="{train.method}": with {hiding} the parties must know who contributes, and here a party '
                 'without edges contributes nothing; use method = "ensemble".'
             )
 

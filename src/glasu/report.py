@@ -239,20 +239,21 @@ GIVEN: SecretSource = "given"
 
 @dataclass(frozen=True)
 class MaskSummary(JsonRecord):
-    """Secure aggregation with masks, as a role of the run knows it."""
+    """Secure aggregation with masks or ckks, as a role of the run knows it."""
 
-    blind_server: bool
+    blind_server: bool  # the server sees no sums, which holds for ckks in any case
     signatures: str  # whether the keys of the parties are signed
     # Values outside the grid, by party. A party knows its own, and a server none. With noise no report has them.
     clamped: Mapping[str, int] | None = None
 
     @classmethod
     def of(cls, config: RunConfig, signatures: str, clamped: Mapping[str, int] | None = None) -> MaskSummary | None:
-        """Summarise the masks of a run; None if it has none."""
-        if config.privacy.secure_aggregation != "masks":
+        """Summarise the masks or the encryption of a run; None if it has neither."""
+        if not config.privacy.hides_parts:
             return None
+        blind = config.privacy.blind_server or config.privacy.secure_aggregation == "ckks"
         # The number depends on data and has no noise, so with noise it is in no file that a party may pass on.
-        return cls(config.privacy.blind_server, signatures, None if config.privacy.adds_noise else clamped)
+        return cls(blind, signatures, None if config.privacy.adds_noise else clamped)
 
 
 SIGNED = "signed, by pinned keys"

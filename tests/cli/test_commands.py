@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -191,7 +192,8 @@ BAD_SETTINGS = [
     (["data.name=demo", "data.num_clients=2"], ["data.num_clients=2", "in 'demo' is 3", "set it to 3"]),
     (["train.sampler=full", "train.blocks=induced"], ["train.blocks='induced'", 'sampler="full"', "remove it"]),
     (["privacy.dp_noise_multiplier=0.0001"], ["dp_noise_multiplier=0.0001", "must be at least"]),
-    (["privacy.secure_aggregation=ckks"], ["secure_aggregation='ckks'", '"none"', '"masks"']),
+    (["privacy.secure_aggregation=paillier"], ["secure_aggregation='paillier'", '"none"', '"masks"', '"ckks"']),
+    (["privacy.secure_aggregation=ckks", "model.aggregation=concat"], ['model.aggregation="concat"', "ckks"]),
     (["privacy.secure_aggregation=masks", "model.aggregation=concat"], ['model.aggregation="concat"', "masks"]),
     (["wire.precision=int4"], ["precision='int4'", '"int8"']),
     (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
@@ -215,6 +217,26 @@ BAD_SETTINGS = [
     (["train.seed=0x" + "f" * 5000], ["train.seed=", "thousands of digits"]),
     (["model.hidden=99999999999999"], ["hidden=99999999999999", "2^31"]),
 ]
+
+
+def test_encryption_without_its_package_is_refused_in_one_line(run_file, tmp_path):
+    (tmp_path / "tenseal.py").write_text("raise ImportError\n")  # in place of the package
+    command = [
+        *GLASU,
+        "train",
+        str(run_file),
+        "--set",
+        "privacy.secure_aggregation=ckks",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert last.endswith("needs the package tenseal, which is not installed; pip install 'glasu[ckks]'.")
+    assert not (tmp_path / "run" / "report.json").exists()
 
 
 @pytest.mark.parametrize(("settings", "words"), BAD_SETTINGS, ids=lambda item: ",".join(item)[:40])

@@ -1,4 +1,4 @@
-"""Masks of clients whose keys the tests know, and settings of runs with masks."""
+"""Masks and encryption of clients whose keys the tests know, and settings of runs that hide sums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
+from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, Transcript
 from glasu.wire.message_key import Key, Phase
 from support.tiny import tiny
@@ -38,9 +39,32 @@ def make_masks(
     ]
 
 
+def make_encryptions(
+    ciphers: list[CkksCipher], present: tuple[int, ...] | None = None, chunk_rows: int = 4
+) -> list[CkksEncryption]:
+    """Return the encryptions of all clients, one for each cipher; only `present` contribute."""
+    clients = present or tuple(range(len(ciphers)))
+    return [
+        CkksEncryption(
+            own=own,
+            cipher=cipher,
+            group_key=bytes(32),
+            contributors=lambda key: clients,
+            chunk_rows=chunk_rows,
+            transcript=Transcript(),
+        )
+        for own, cipher in enumerate(ciphers)
+    ]
+
+
 def masked(config: RunConfig, **keys: Any) -> RunConfig:
     """Return the settings with masks, and with these keys of [privacy] beside the given ones."""
     return config.replace(privacy={"secure_aggregation": "masks", **keys})
+
+
+def encrypted(config: RunConfig, **keys: Any) -> RunConfig:
+    """Return the settings with encryption, and with these keys of [privacy] beside the given ones."""
+    return config.replace(privacy={"secure_aggregation": "ckks", **keys})
 
 
 def tiny_masked(blind: bool = False, **keys: Any) -> tuple[RunConfig, list[PartyData]]:

@@ -109,11 +109,10 @@ def trains_alone(config: RunConfig) -> bool:
 def keeps_scores(config: RunConfig) -> bool:
     """Return whether losses and metrics stay at the parties of a run with a server, so that it has none to report.
 
-    With masks the server must not see results. With noise nothing but noisy rows may leave a party. With one release
-    the parties need no common decision.
+    With hidden sums the server must not see results. With noise nothing but noisy rows may leave a party. With one
+    release the parties need no common decision.
     """
-    masked = config.privacy.secure_aggregation == "masks" and has_server(config)
-    return masked or evaluates_once(config)
+    return (config.privacy.hides_parts and has_server(config)) or evaluates_once(config)
 
 
 def evaluates_once(config: RunConfig) -> bool:

@@ -270,9 +270,9 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
 
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
-    """Refuse a kit whose keys prove nothing, if the run has masks."""
+    """Refuse a kit whose keys prove nothing, if the run hides sums."""
     if needs_keys(config) and (error := find_kit_error(kit, roster)):
-        why = f'privacy.secure_aggregation="masks", {kit.name}: {error}.'
+        why = f'privacy.secure_aggregation="{config.privacy.secure_aggregation}", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)
 
 

@@ -1,4 +1,4 @@
-"""Public grids for masked tensors: values become integers of a ring, and sums of integers become means.
+"""Public grids for hidden tensors: values become integers of a ring, and sums of integers become means.
 
 A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n in -h..h is sent as n + h. The h of a
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
@@ -84,14 +84,14 @@ class ColumnGrids:
             np.multiply(numbers, step, out=np.empty(value.shape, np.float32), casting="same_kind")
         )
         numbers += half
-        return numbers.astype(ring.dtype), contribution
+        return numbers.astype(ring.number_dtype), contribution
 
     def to_mean(self, kind: Kind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
         """Return the mean, given the sums of integers of `num_summed` clients; it decides the next range.
 
         Args:
             kind: of the tensor.
-            total: the sums, without masks.
+            total: the sums, without masks and decrypted.
             key: of the exchange.
             ring: the encoding.
             num_summed: the number of clients that contributed.

@@ -12,7 +12,7 @@ is refused, and an attempt that repeats a round has other keys.
 
 With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
 readers subtract it. The group key also encrypts what one client sends to all others (AES-GCM): the label owner's
-gradient and verdicts.
+gradient and verdicts. This part, `Hiding`, is the same if tensors are encrypted instead (`glasu.privacy.encryption`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,9 +32,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.wire.encodings import Array
+from glasu.wire.encodings import Array, Ring
 from glasu.wire.message_key import Key
 
 KEY_SIZE = 32  # bytes of a symmetric key, and of a public key of X25519
@@ -41,6 +43,8 @@ TAG_BYTES = 16  # that encryption adds
 ONE_USE = bytes(12)  # the nonce of AES-GCM: a key encrypts once
 _PLACE = struct.Struct("<BIhIIIB")
 Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
+Requested = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
+Reveal = Callable[[Array, Requested | None], Array]  # the sums of integers, given the rows that a client received
 
 
 class Signer(Protocol):
@@ -120,52 +124,35 @@ class Transcript:
         self.value = digest.digest()
 
 
-@dataclass(eq=False)
-class PairwiseMasks:
-    """The masks of one client in one attempt. A `Masking` of `glasu.privacy.release`."""
+@dataclass(eq=False, kw_only=True)
+class Hiding(ABC):
+    """Hides the tensors of one client in one attempt from the server. A `Masking` of `glasu.privacy.release`."""
 
     own: int  # m
-    pair_keys: Mapping[int, bytes] = field(repr=False)  # by client
     group_key: bytes = field(repr=False)
     contributors: Contributors = field(repr=False)
     chunk_rows: int
     transcript: Transcript
-    blind: bool = False
     _used: set[bytes] = field(default_factory=set, repr=False)
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The name in the ledger."""
-        return name_masks(blind=self.blind)
 
+    @abstractmethod
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the payload with the masks of this client, chunk by chunk, as they travel."""
-        clients = self.contributors(key)
-        if self.own not in clients:
-            raise ProtocolError(f"{key}: client {self.own} has no part in this sum, and its masks would not cancel.")
-        masked: Array = payload.copy()
-        for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
-            self._use(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
-            for peer in clients:
-                if peer > self.own:
-                    masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
-                elif peer < self.own:
-                    masked[rows] -= self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
-            if self.blind and self.own == clients[0]:
-                masked[rows] += self._draw(self.group_key, b"blind", place, masked[rows])
-        return masked
+        """Return the payload as it travels, message by message."""
 
-    def find_blind(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
-        """Return the stream that hides the sum of an exchange from the server; None if there is none.
+    @abstractmethod
+    def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
+        """Return the function that reads the answers of an exchange. A reader calls this before the first answer.
 
-        It is bound to the running hash at this moment, so a reader calls it before the first answer.
+        Args:
+            key: of the exchange.
+            shape: of the whole answer; columns are None if this client does not know their number.
+            ring: the encoding.
         """
-        if not self.blind:
-            return None
-        found = np.empty(shape, dtype)
-        for place, rows in self._list_places(key, found):
-            found[rows] = self._draw(self.group_key, b"blind", place, found[rows])
-        return found
 
     def seal(self, content: bytes, key: Key) -> bytes:
         """Encrypt a message of this client to all others. The place and the sender are associated data."""
@@ -195,6 +182,67 @@ class PairwiseMasks:
     def _find_seal_key(self, key: Key) -> bytes:
         return expand_key(self.group_key, b"seal", _describe_sender(key))
 
+    def _list_contributors(self, key: Key) -> Sequence[int]:
+        """Return the clients that contribute to a sum; refuse a sum without this client."""
+        clients = self.contributors(key)
+        if self.own not in clients:
+            raise ProtocolError(f"{key}: client {self.own} has no part in this sum; nothing was sent.")
+        return clients
+
+    def _use(self, place: bytes) -> None:
+        """Note that a place has its tensor; refuse a second one, from which the difference of the two would show."""
+        if place in self._used:
+            raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")
+        self._used.add(place)
+
+
+@dataclass(eq=False, kw_only=True)
+class PairwiseMasks(Hiding):
+    """The masks of one client in one attempt."""
+
+    pair_keys: Mapping[int, bytes] = field(repr=False)  # by client
+    blind: bool = False
+
+    @property
+    def name(self) -> str:
+        return name_masks(blind=self.blind)
+
+    def __call__(self, payload: Array, key: Key) -> Array:
+        """Return the payload with the masks of this client, chunk by chunk, as they travel."""
+        clients = self._list_contributors(key)
+        masked: Array = payload.copy()
+        for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
+            self._use(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
+            for peer in clients:
+                if peer > self.own:
+                    masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
+                elif peer < self.own:
+                    masked[rows] -= self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
+            if self.blind and self.own == clients[0]:
+                masked[rows] += self._draw(self.group_key, b"blind", place, masked[rows])
+        return masked
+
+    def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
+        rows, columns = shape
+        blind = None if columns is None else self.find_blind(key, (rows, columns), ring.dtype)
+
+        def reveal(payload: Array, requested: Requested | None) -> Array:
+            return payload if blind is None else payload - (blind if requested is None else blind[requested])
+
+        return reveal
+
+    def find_blind(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
+        """Return the stream that hides the sum of an exchange from the server; None if there is none.
+
+        It is bound to the running hash at this moment, so a reader calls it before the first answer.
+        """
+        if not self.blind:
+            return None
+        found = np.empty(shape, dtype)
+        for place, rows in self._list_places(key, found):
+            found[rows] = self._draw(self.group_key, b"blind", place, found[rows])
+        return found
+
     def _list_places(self, key: Key, payload: Array) -> list[tuple[bytes, slice]]:
         """Return the places of the chunks of a tensor, and their rows."""
         found, size = [], payload.dtype.itemsize
@@ -203,12 +251,6 @@ class PairwiseMasks:
             place = key.at(key.layer, chunk)
             found.append((_pack_place(place, rows.stop - start, payload.shape[1], size), rows))
         return found
-
-    def _use(self, place: bytes) -> None:
-        """Note that a place has its tensor; refuse a second one, from which the difference of the two would show."""
-        if place in self._used:
-            raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")
-        self._used.add(place)
 
     def _draw(self, key: bytes, purpose: bytes, place: bytes, like: Array) -> Array:
         """Return the stream of a place, in the shape and type of an array."""

@@ -39,7 +39,7 @@ class Perturbation(Protocol):
 
 
 class Masking(Protocol):
-    """Hides encoded numbers. The masks of all clients cancel in `Encoding.combine`."""
+    """Hides encoded numbers. The masks of all clients cancel in `Encoding.combine`; ciphertexts are added there."""
 
     @property
     def name(self) -> str: ...
@@ -65,14 +65,14 @@ class Clip:
 class Sent(NamedTuple):
     """A released tensor in its wire encoding."""
 
-    payload: NDArray[Any]  # the encoded array, with masks if there are any
-    unmasked: NDArray[Any]  # the same array without masks
+    payload: NDArray[Any]  # the encoded array, masked or encrypted if sums are hidden
+    unmasked: NDArray[Any]  # the encoded array before that
     encoding: Encoding
     contribution: Tensor | None = None  # where the encoding alone does not tell: see `value`
 
     @property
     def value(self) -> Tensor:
-        """The values that this client contributes, as a receiver decodes them without masks."""
+        """The values that this client contributes, as a receiver decodes them alone."""
         if self.contribution is not None:
             return self.contribution
         return torch.from_numpy(self.encoding.decode(self.unmasked))
@@ -119,7 +119,7 @@ class Release:
     enters_nodes: bool = False  # the ledger records the nodes of each release
     feedback: bool = False  # later releases of the same rows are changes
     references: References = field(default_factory=dict)
-    grids: ColumnGrids = field(default_factory=ColumnGrids)  # of masked tensors
+    grids: ColumnGrids = field(default_factory=ColumnGrids)  # of hidden tensors
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
@@ -165,7 +165,7 @@ class Release:
             self.references[_place(key)], contribution = changed, changed.own
         elif isinstance(encoding, Ring):
             if protection.masking is None:
-                raise ProtocolError(f"{key}: the parties have agreed on no keys for masks; nothing was sent.")
+                raise ProtocolError(f"{key}: the parties have agreed on no keys; nothing was sent.")
             array, contribution = self.grids.to_integers(kind, value, key, encoding)
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
@@ -174,7 +174,7 @@ class Release:
             key,
             lambda: (np.ascontiguousarray(payload),),
             size=payload.nbytes,
-            rows=len(payload),
+            rows=len(value),
             columns=value.shape[1],
             protection=protection.name,
             **self._describe_rows(nodes, digests),
@@ -250,7 +250,7 @@ class Release:
         Args:
             kind: of the tensor.
             key: of the exchange.
-            payload: all rows, without masks.
+            payload: all rows, without masks and decrypted.
             num_summed: of a sum in a ring: the number of clients that contributed.
         """
         encoding = self.encodings[kind]

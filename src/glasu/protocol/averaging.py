@@ -91,7 +91,8 @@ def server_average(
         rows = mean.combine_partials(encoding, scores, answer, first_row)
         if requested is None:
             return Broadcast(JointScores(answer, rows))
-        own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
+        last_row = first_row + encoding.answer.find_shape(rows)[0]
+        own = [encoding.answer.select_rows(rows, mask[first_row:last_row]) for mask in requested]
         pairs = zip(server.keys_to_each(answer), own, strict=True)
         return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 

@@ -83,10 +83,10 @@ def exchange_share(
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient at H[l+1], or wait without one; return the share at H_m^+[l], and the gradient as it was sent.
 
-    With masks, the label owner's gradient at the last layer is in no sum, so it is encrypted for the other clients.
+    With hidden sums, the label owner's gradient at the last layer is encrypted for the other clients: it is in no sum.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
-    if client.masks is None or client.identity.owner < 0 or not is_last:
+    if client.hiding is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.follow_gradient(key, found)

@@ -20,7 +20,7 @@ from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.receiving import note_answer
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
-from glasu.wire.encodings import Array
+from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def exchange_rows(
         requested: the rows of the answer that this client receives, if not all.
     """
     kind, answer = kinds
-    blind = client.find_blind(answer.content().kind, key, shape)
+    reveal = client.prepare_reading(answer.content().kind, key, shape)
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):
-        yield Send(Waiting(own) if sent is None else kind(own, sent.payload[rows]))
+        yield Send(Waiting(own) if sent is None else kind(own, sent.encoding.select_rows(sent.payload, rows)))
     if upcoming is not None:
         # Look-ahead: blocks and features of the next round do not depend on the answer. They are gathered while the
         # client waits for it, and `gather` keeps them for the next round.
@@ -79,10 +79,8 @@ def exchange_rows(
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         parts.append(_check_answer(client, message, (expected, shape[1])))
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if blind is not None:
-        payload = payload - (blind if requested is None else blind[requested])
     num_summed = len(list_contributors(client.config, client.identity, key))
-    return client.release.read(answer.content().kind, key, payload, num_summed)
+    return client.release.read(answer.content().kind, key, reveal(payload, requested), num_summed)
 
 
 def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> Array:
@@ -100,8 +98,8 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
             f"{where()}: expected a {kind} of finite values, got NaN or infinity. It was not used. Training "
             "diverged: lower train.learning_rate. If other parties report finite values, check the server."
         )
-    found = len(message.value), encoding.decode(message.value[:1]).shape[1]
-    if found != (shape[0], found[1] if shape[1] is None else shape[1]):
+    found = encoding.find_shape(message.value)
+    if found[0] != shape[0] or (shape[1] is not None and found[1] not in (shape[1], UNKNOWN_COLUMNS)):
         raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {found}.")
     payload: Array = message.value
     return payload
@@ -190,7 +188,7 @@ def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, r
         if error := encoding.find_error(message.value, columns):
             server.refuse(message, f"{content.kind}: {error}.")
         # Check a known number of rows before `_check_shapes`, which blames the minority even if it alone is right.
-        rows = len(message.value)
+        rows, _ = encoding.find_shape(message.value)
         if rows > most or (rows_left is not None and rows < most):
             wanted = f"at most {most}" if rows_left is None else str(most)
             server.refuse(message, f"expected {wanted} rows, got {rows}.")
@@ -200,25 +198,27 @@ def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, r
         for message in tensors:
             if error := server.task.find_score_error(encoding.decode(message.value)):
                 server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
-    return len(tensors[0].value)
+    return encoding.find_shape(tensors[0].value)[0]
 
 
 def _check_shapes(server: Server, tensors: Sequence[TensorMessage], key: Key) -> None:
     """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
-    shapes = [message.value.shape for message in tensors]
+    kind = tensors[0].content().kind
+    encoding = server.shapes.encodings[kind]
+    shapes = [encoding.find_shape(message.value) for message in tensors]
     if len(set(shapes)) == 1:
         return
-    kind = tensors[0].content().kind
     usual, count = Counter(shapes).most_common(1)[0]
     if 2 * count <= len(tensors):
-        listed = "; ".join(f"party {server.roster[each.key.client]!r} {each.value.shape}" for each in tensors)
+        senders = [server.roster[each.key.client] for each in tensors]
+        listed = "; ".join(f"party {name!r} {shape}" for name, shape in zip(senders, shapes, strict=True))
         raise ProtocolError(
             f"{key}: {kind}: expected the same shape from all parties, got {listed}. The server cannot decide which "
             "one is right."
         )
-    for message in tensors:
-        if message.value.shape != usual:
-            server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {message.value.shape}.")
+    for message, shape in zip(tensors, shapes, strict=True):
+        if shape != usual:
+            server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {shape}.")
 
 
 def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Broadcast | Scatter) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glasu.config import RunConfig, list_candidates
-from glasu.data.methods import method_of
+from glasu.data.methods import has_server, method_of
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError
@@ -17,9 +17,10 @@ from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import input_scale
 from glasu.privacy.column_grids import ColumnGrids
+from glasu.privacy.encryption import load_tenseal
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.masking import PairwiseMasks, Signer
+from glasu.privacy.masking import Hiding, Reveal, Signer
 from glasu.privacy.noise import noise_key
 from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
@@ -28,7 +29,7 @@ from glasu.protocol.stages import LOWER, SCALES, UPPER, list_stages
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import Array, Kind, Ring, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import Kind, Ring, encodings_of, use_for_all_kinds
 from glasu.wire.message_key import RUN_BYTES, Key
 
 LARGEST_SENT = 1e30  # in a race; a sum of such values over all clients is finite in every encoding
@@ -62,8 +63,10 @@ class Client:
             preparation: of the features, from a model trained earlier; None: as the config says.
             secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
                 `train.seed`, which is public.
-            signer: signs the keys of masks; None in one process.
+            signer: signs the keys of this party; None in one process.
         """
+        if config.privacy.secure_aggregation == "ckks" and has_server(config):
+            load_tenseal()  # otherwise a run without the package would stop at its first message
         seed = config.train.seed
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
@@ -82,8 +85,8 @@ class Client:
         self._lower_data = NodeData(lower, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.signer = signer
-        self.masks: PairwiseMasks | None = None  # of the present attempt
-        self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None without masks
+        self.hiding: Hiding | None = None  # of the present attempt
+        self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None in plain runs
         self._enter_lower()
         rules = list_rules(config.privacy)
         self.release = Release(
@@ -185,19 +188,19 @@ class Client:
         if self.config.train.warm_start and not (progress.position or progress.warm_steps):
             self.learner = self._make_learner()
 
-    def mask_with(self, masks: PairwiseMasks) -> None:
-        """Mask the tensors of all later releases."""
-        self.masks = masks
+    def hide_with(self, hiding: Hiding) -> None:
+        """Mask or encrypt the tensors of all later releases."""
+        self.hiding = hiding
         for kind in use_for_all_kinds(None):
-            protection = dataclasses.replace(self.release.protection(kind), masking=masks)
+            protection = dataclasses.replace(self.release.protection(kind), masking=hiding)
             self.release.protections = {**self.release.protections, kind: protection}
 
-    def find_blind(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Array | None:
-        """Return the stream that hides a sum from the server, before its answer arrives; None if there is none."""
-        encoding, (rows, columns) = self.release.encodings[kind], shape
-        if self.masks is None or not encoding.is_hidden or columns is None:
-            return None
-        return self.masks.find_blind(key, (rows, columns), encoding.dtype)
+    def prepare_reading(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Reveal:
+        """Return the function that reads the payload of an answer, before the answer arrives."""
+        encoding = self.release.encodings[kind]
+        if self.hiding is None or not isinstance(encoding, Ring):
+            return lambda payload, requested: payload
+        return self.hiding.prepare_reading(key, shape, encoding)
 
     def follow_gradient(self, key: Key, gradient: Tensor) -> None:
         """Let the grids of lower layers follow the label owner's gradient, which all clients hold."""
@@ -205,10 +208,10 @@ class Client:
         if isinstance(ring, Ring):
             self.release.grids.follow("gradient", key, gradient.numpy(), ring, 1)
 
-    def require_masks(self) -> PairwiseMasks:
-        """Return the masks of this attempt."""
-        assert self.masks is not None
-        return self.masks
+    def require_hiding(self) -> Hiding:
+        """Return what hides tensors in this attempt."""
+        assert self.hiding is not None
+        return self.hiding
 
     def adopt_candidate(self) -> None:
         """Use the settings of the candidate that the progress names, with their first weights."""

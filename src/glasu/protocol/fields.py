@@ -91,7 +91,7 @@ class TensorField:
     columns: CountOf
     is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1")
+    dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1", "<u8")
 
     def find_encoding(self, encodings: Mapping[Kind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""
@@ -112,7 +112,7 @@ class TensorField:
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         rows = min(shapes.num_nodes, shapes.chunk_rows)
-        return 1, rows * self.find_encoding(shapes.encodings).row_bytes(self.columns(shapes))
+        return 1, self.find_encoding(shapes.encodings).count_bytes(rows, self.columns(shapes))
 
 
 @dataclass(frozen=True)

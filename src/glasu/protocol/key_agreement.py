@@ -1,10 +1,11 @@
-"""Agreement on the keys of masks, at the beginning of every attempt; client and server columns.
+"""Agreement on the keys that hide sums, at the beginning of every attempt; client and server columns.
 
 First exchange: every client sends a fresh public key of X25519, signed together with run, attempt, roster, digest of
 the settings and its name. The server passes all of them on, and every client checks the signatures of the others.
 Second exchange: the first client draws the group key and encrypts it for each of the others, with the run key beside
 it. The group key is new in every attempt. The run key derives from the first client's secret, so it is the same after a
-resume: what must be equal at all clients in a whole run, and unknown to the server, derives from it.
+resume: what must be equal at all clients in a whole run, and unknown to the server, derives from it. With ckks, the
+first client also makes the secret key of the attempt and encrypts it under the group key.
 
 In one process there are no certificates, and keys are not signed.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -21,9 +22,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from glasu.errors import ProtocolError
+from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import (
     KEY_SIZE,
     ONE_USE,
+    Hiding,
     PairwiseMasks,
     Transcript,
     derive_pair_key,
@@ -50,7 +53,7 @@ KEY_LEADER = 0  # the client that draws the group key
 
 def needs_keys(config: RunConfig) -> bool:
     """Return whether the clients of a run agree on keys."""
-    return config.privacy.secure_aggregation == "masks"
+    return config.privacy.hides_parts
 
 
 def derive_run_key(private_seed: int | Secret) -> Secret:
@@ -60,7 +63,7 @@ def derive_run_key(private_seed: int | Secret) -> Secret:
 
 
 def client_key_agreement(client: Client) -> Script[None]:
-    """Client column: agree on keys, and mask all later releases of tensors."""
+    """Client column: agree on keys, and hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
         return
     # Round 0 also after a resume in the upper stage of `once.py`, where the rounds of this client have another base.
@@ -74,17 +77,32 @@ def client_key_agreement(client: Client) -> Script[None]:
     answer: KeyOffers = yield Receive((KeyOffers,), key.at(OFFER_LAYER))
     transcript.add(b"offers", [answer.content])
     pair_keys = _derive_pair_keys(client, private, _check_offers(client, answer, own))
-    group_key = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript)
-    masks = PairwiseMasks(
-        own=client.identity.index,
-        pair_keys=pair_keys,
-        group_key=group_key,
-        contributors=lambda each: list_contributors(client.config, client.identity, each),
-        chunk_rows=client.config.wire.chunk_rows,
-        transcript=transcript,
-        blind=client.requested.privacy.blind_server,  # the config of a stage has no privacy
-    )
-    client.mask_with(masks)
+    encrypts = client.requested.privacy.secure_aggregation == "ckks"  # the config of a stage has no privacy
+    cipher = CkksCipher() if encrypts and client.identity.index == KEY_LEADER else None
+    secret = None if cipher is None else cipher.secret
+    group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
+    common: dict[str, Any] = {
+        "own": client.identity.index,
+        "group_key": group_key,
+        "contributors": lambda each: list_contributors(client.config, client.identity, each),
+        "chunk_rows": client.config.wire.chunk_rows,
+        "transcript": transcript,
+    }
+    hiding: Hiding
+    if secret is None:
+        hiding = PairwiseMasks(pair_keys=pair_keys, blind=client.requested.privacy.blind_server, **common)
+    else:
+        hiding = CkksEncryption(cipher=cipher or _use_secret(client, key, secret), **common)
+    client.hide_with(hiding)
+
+
+def _use_secret(client: Client, key: Key, secret: bytes) -> CkksCipher:
+    """Return the cipher of a secret that the first client sent."""
+    try:
+        return CkksCipher(secret)
+    except ValueError as error:
+        leader = client.identity.names[KEY_LEADER]
+        raise ProtocolError(f"party {client.name!r}, {key}: the key of party {leader!r}: {error}.") from None
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
@@ -142,15 +160,27 @@ def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequen
     return found
 
 
-def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript) -> Script[bytes]:
-    """Return the group key; the first client draws it. The run key arrives with it."""
+def _agree_on_group_key(
+    client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript, secret: bytes | None
+) -> Script[tuple[bytes, bytes | None]]:
+    """Return the group key, which the first client draws, and the secret key of ckks; the run key arrives with them.
+
+    Args:
+        client: the client.
+        key: of the exchange.
+        pair_keys: that it shares with each of the others.
+        transcript: the running hash.
+        secret: at the first client, if tensors are encrypted: the secret key of ckks.
+    """
     order = [peer for peer in range(client.identity.num_clients) if peer != KEY_LEADER]
     group_key = secrets.token_bytes(KEY_SIZE)
     if client.identity.index == KEY_LEADER:
         run_key = derive_run_key(client.private_seed)
         keys = [expand_key(pair_keys[peer], b"group") for peer in order]
-        sealed = join_parts(AESGCM(each).encrypt(ONE_USE, group_key + run_key.value, key.run) for each in keys)
-        content = client.release.bytes_for_peers("key", sealed, key, rows=len(order), protection="sealed")
+        sealed = [AESGCM(each).encrypt(ONE_USE, group_key + run_key.value, key.run) for each in keys]
+        if secret is not None:
+            sealed.append(AESGCM(expand_key(group_key, b"ckks")).encrypt(ONE_USE, secret, key.run))
+        content = client.release.bytes_for_peers("key", join_parts(sealed), key, rows=len(order), protection="sealed")
         yield Send(Sealed(key, content))
     else:
         yield Send(Waiting(key))
@@ -158,15 +188,19 @@ def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], t
     transcript.add(b"group", [answer.content])
     if client.identity.index != KEY_LEADER:
         try:
-            own = split_parts(answer.content.tobytes(), len(order))[order.index(client.identity.index)]
+            encrypts = client.requested.privacy.secure_aggregation == "ckks"
+            parts = split_parts(answer.content.tobytes(), len(order) + encrypts)
+            own = parts[order.index(client.identity.index)]
             found = AESGCM(expand_key(pair_keys[KEY_LEADER], b"group")).decrypt(ONE_USE, own, key.run)
+            group_key, run_key = found[:KEY_SIZE], Secret(found[KEY_SIZE:])
+            if encrypts:
+                secret = AESGCM(expand_key(group_key, b"ckks")).decrypt(ONE_USE, parts[-1], key.run)
         except (InvalidTag, ValueError):
             raise ProtocolError(
                 f"party {client.name!r}, {answer.key}: the group key was changed on its way; check the server."
             ) from None
-        group_key, run_key = found[:KEY_SIZE], Secret(found[KEY_SIZE:])
     client.adopt_run_key(run_key)
-    return group_key
+    return group_key, secret
 
 
 def server_key_agreement(server: Server) -> Script[None]:

@@ -32,7 +32,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = owner_gradient(client, batch, joint)
-    if client.masks is not None:
+    if client.hiding is not None:
         gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
         gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
@@ -40,7 +40,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column: pass the owner's gradient on, unchanged; with masks, it is encrypted for the clients."""
+    """Server column: pass the owner's gradient on, unchanged; with hidden sums, it is encrypted for the clients."""
     if server.shapes.encodings["gradient"].is_hidden:
         yield from server_sealed_gradient(server, key.at(server.config.model.num_layers), num_rows)
         return

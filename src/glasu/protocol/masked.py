@@ -1,4 +1,4 @@
-"""What runs with masks do differently: hashed answers, an encrypted gradient, and verdicts that parties reach.
+"""What runs with hidden sums do differently: hashed answers, an encrypted gradient, and verdicts that parties reach.
 
 Client and server columns. The server passes encrypted messages on and learns two facts of an evaluation: whether the
 training stops, and whether the warm ensemble is the best model so far.
@@ -49,13 +49,13 @@ def share_sealed_gradient(
     """
     import torch
 
-    masks, owner = client.require_masks(), client.identity.owner
+    hiding, owner = client.require_hiding(), client.identity.owner
     encoding = client.release.encodings["owner gradient"]
     chunks = split_rows(len(nodes), client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
 
     def seal(encoded: Array) -> list[bytes]:
-        return [masks.seal(encoded[rows].tobytes(), own) for own, rows in zip(keys, chunks, strict=True)]
+        return [hiding.seal(encoded[rows].tobytes(), own) for own, rows in zip(keys, chunks, strict=True)]
 
     sent = None
     if gradient is None:
@@ -68,7 +68,7 @@ def share_sealed_gradient(
     parts = []
     for own, rows in zip(keys, chunks, strict=True):
         answer: Sealed = yield from receive_answer(client, Sealed, own)
-        content = masks.unseal(answer.content.tobytes(), own, owner)
+        content = hiding.unseal(answer.content.tobytes(), own, owner)
         size = (rows.stop - rows.start) * encoding.row_bytes(columns)
         if len(content) != size:
             raise ProtocolError(
@@ -105,12 +105,12 @@ def client_decision(
         stop: likewise.
         ensemble: whether the best model is now the warm ensemble.
     """
-    masks, owner, proof = client.require_masks(), client.identity.owner, b""
+    hiding, owner, proof = client.require_hiding(), client.identity.owner, b""
     if client.has_labels:
         if owner < 0:
-            proof = masks.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
+            proof = hiding.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
         else:
-            proof = masks.seal(struct.pack("<??", improved, stop), key)
+            proof = hiding.seal(struct.pack("<??", improved, stop), key)
         flags = struct.pack("<??", stop, ensemble)  # the server reads them; the ledger has every byte that leaves
         content = client.release.bytes_for_peers("verdict", flags + proof, key, rows=1, protection="sealed")
         yield Send(Decision(key, stop, ensemble, content[len(flags) :]))
@@ -125,7 +125,7 @@ def client_decision(
             )
         return improved, stop
     if not client.has_labels:
-        verdict = masks.unseal(answer.proof.tobytes(), key, owner)
+        verdict = hiding.unseal(answer.proof.tobytes(), key, owner)
         improved, stop = struct.unpack("<??", verdict) if len(verdict) == 2 else (False, not answer.stop)
     if answer.stop != stop:
         raise ProtocolError(f"party {client.name!r}, {key}: the server changed the label owner's verdict.")
@@ -148,7 +148,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
             names = [server.roster[each.key.client] for each in (first, other)]
             raise ProtocolError(
                 f"{first.key}: parties {names[0]!r} and {names[1]!r} found different metrics, so their labels or "
-                "splits differ. With masks the server cannot see which metrics; compare them between the parties."
+                "splits differ. The server cannot see which metrics; compare them between the parties."
             )
     return Decision(key, first.stop, first.ensemble, first.proof)
 

@@ -21,7 +21,7 @@ from glasu.wire.message_key import Key
 MAGIC, VERSION = b"GLSU", 4  # the version changes with the layout of headers and sections; older ones are not read
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
-DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4")
+DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
 Buffer = bytes | bytearray | memoryview
 
 

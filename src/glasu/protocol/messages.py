@@ -27,7 +27,7 @@ from glasu.protocol.fields import (
     Shapes,
     TensorField,
 )
-from glasu.wire.encodings import Array
+from glasu.wire.encodings import Array, Ciphertexts
 from glasu.wire.message_key import Key
 
 
@@ -59,7 +59,9 @@ def max_sealed(shapes: Shapes) -> int:
     """Return the greatest number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
-    return max(tensor + PROOF_BYTES, 256 * shapes.num_clients)
+    encoding = shapes.encodings["representation"]
+    secret = encoding.parameters.key_bytes + PROOF_BYTES if isinstance(encoding, Ciphertexts) else 0
+    return max(tensor + PROOF_BYTES, 256 * shapes.num_clients + secret)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +252,7 @@ class CommonRows(Message):
 
 @dataclass(frozen=True, eq=False)
 class KeyOffer(Message):
-    """Client: its public key for the masks of one attempt, with its signature and its certificate."""
+    """Client: its public key for one attempt with hidden sums, with its signature and its certificate."""
 
     content: Annotated[NDArray[np.uint8], BytesField("keys", max_offer)]
 
@@ -271,7 +273,7 @@ class Sealed(Message):
 
 @dataclass(frozen=True, eq=False)
 class Decision(Message):
-    """Client with labels, under masks: what the server must know after an evaluation. Server: the same to all clients.
+    """Client with labels, if sums are hidden: what the server must know after an evaluation. Server: the same to all.
 
     The proof is equal at all clients that found the same metrics. With labels at one party, it is the verdict of that
     party, encrypted for the others.

@@ -165,8 +165,21 @@ def server_request(server: Server) -> Script[int]:
     if len(nodes) == 0:
         raise ProtocolError("no party requested a node; one of them must: glasu join ... --predict ids.csv.")
     requested = [np.isin(nodes, proposal.node_sets[0]) for proposal in proposals]
+    _refuse_different_requests(server, requested)
     yield from server_prediction(server, key, len(nodes), requested, ensemble=server.progress.ensemble)
     return len(nodes)
+
+
+def _refuse_different_requests(server: Server, requested: Sequence[Requested]) -> None:
+    """Refuse requests that the server cannot answer separately, because it cannot divide ciphertexts."""
+    if server.config.privacy.secure_aggregation != "ckks" or server.identity.owner >= 0:
+        return
+    if any(mask.any() and not mask.all() for mask in requested):
+        names = [name for name, mask in zip(server.roster, requested, strict=True) if mask.any()]
+        raise ProtocolError(
+            f"parties {', '.join(names)} requested different nodes. After training with ckks the server cannot "
+            "separate the rows of an encrypted sum; predict for one party at a time, or for the same nodes."
+        )
 
 
 def server_prediction(

@@ -17,7 +17,7 @@ from glasu.wire.message_key import Key, Phase
 
 
 def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple[int, ...]:
-    """Return the clients that contribute to a round, in client order. At least one is present; with masks, three.
+    """Return the clients that contribute to a round, in client order. At least one is present; in hidden sums, three.
 
     Each client is absent with probability `train.party_dropout`. All roles draw the same clients from the seed.
     """
@@ -26,7 +26,7 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
         return tuple(range(num_clients))
     draws = Stream(config.train.seed, "presence", round=round_index).numpy().random(num_clients + 1)
     present = tuple(client for client in range(num_clients) if draws[client] >= rate)
-    if config.privacy.secure_aggregation == "masks" and len(present) < FEWEST_SUMMED:
+    if config.privacy.hides_parts and len(present) < FEWEST_SUMMED:
         by_draw = sorted(range(num_clients), key=lambda client: draws[client])
         return tuple(sorted(by_draw[-FEWEST_SUMMED:]))
     return present or (int(draws[-1] * num_clients),)
@@ -51,12 +51,13 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 
     Raises:
         AlignmentError: the model was trained without party dropout, or no party is present.
-        ConfigError: the label owner is missing, or the model was trained with masks.
+        ConfigError: the label owner is missing, or the model was trained with hidden sums.
     """
     missing = ", ".join(name for name in names if name not in present)
-    if config.privacy.secure_aggregation == "masks":
+    if config.privacy.hides_parts:
+        way = config.privacy.secure_aggregation
         raise ConfigError(
-            f"party {missing} is missing: after training with masks all parties predict together, because the "
+            f"party {missing} is missing: after training with {way} all parties predict together, because the "
             "difference of two sums would show what one party contributes. Add it."
         )
     if not present or not config.train.party_dropout:
@@ -72,11 +73,10 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:
     """Return the subsets of clients that are scored after training: all clients but one, and every single client.
 
-    Without party dropout there are none, and with masks neither: the difference between the sums of two subsets would
-    show what one client contributes. Without the label owner there is no prediction, so a subset contains it.
+    Without party dropout there are none, and with hidden sums neither: the difference between the sums of two subsets
+    would show what one client contributes. Without the label owner there is no prediction, so a subset contains it.
     """
-    masked = config.privacy.secure_aggregation == "masks"
-    if config.train.party_dropout == 0 or identity.num_clients == 1 or masked:
+    if config.train.party_dropout == 0 or identity.num_clients == 1 or config.privacy.hides_parts:
         return []
     everyone = range(identity.num_clients)
     without_one = [tuple(client for client in everyone if client != absent) for absent in everyone]

@@ -1,4 +1,4 @@
-"""Receive an answer that all clients receive alike. With masks, later masks are bound to it."""
+"""Receive an answer that all clients receive alike. With hidden sums, it enters the running hash."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def receive_answer(client: Client, kind: type[M], key: Key) -> Script[M]:
 
 
 def note_answer(client: Client, message: Message) -> None:
-    """Add an answer to the running hash, if there are masks."""
-    if client.masks is None:
+    """Add an answer to the running hash, if sums are hidden from the server."""
+    if client.hiding is None:
         return
     _, phase, round_index, layer, chunk = message.key.topic
     about = f"{type(message).__name__} {phase.name} {round_index} {layer} {chunk}".encode()
     sections = (
         array for name, content in message.contents().items() for array in content.to_sections(getattr(message, name))
     )
-    client.masks.transcript.add(about, sections)
+    client.hiding.transcript.add(about, sections)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
+from glasu.privacy.encryption import NAME as CKKS_NAME
 from glasu.privacy.masking import name_masks
 from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.sampling import agreed_layers, owner_leads
@@ -29,15 +30,17 @@ def list_protections(client: Client) -> dict[str, str]:
 
 
 def _name_protection(client: Client, kind: str) -> str:
-    """Return the protection of a kind, as the ledger will name it. The keys of masks may not be agreed on yet."""
+    """Return the protection of a kind, as the ledger will name it. The keys may not be agreed on yet."""
     gate: Any = client.release
     if kind not in gate.encodings:
         return {"key": "signed", "verdict": "sealed"}.get(kind, "none")
     parts = [replace(gate.protection(kind), masking=None).name]
     if gate.encodings[kind].is_hidden:
         is_owner = client.identity.owner == client.identity.index
-        sealed = kind == "gradient" and is_owner  # at the last layer; the gradients of lower layers are masked
-        parts.append("sealed" if sealed else name_masks(blind=client.requested.privacy.blind_server))
+        sealed = kind == "gradient" and is_owner  # at the last layer; the gradients of lower layers are in sums
+        encrypts = client.requested.privacy.secure_aggregation == CKKS_NAME
+        hiding = CKKS_NAME if encrypts else name_masks(blind=client.requested.privacy.blind_server)
+        parts.append("sealed" if sealed else hiding)
     return "+".join(part for part in parts if part != "none") or "none"
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
+from glasu.ckks_parameters import CKKS, CkksParameters
 from glasu.config import RING_BITS, RunConfig, count_levels
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
@@ -37,7 +38,7 @@ class Encoding(ABC):
 
     name: str
     is_exact = False  # whether receivers decode the encoded values bit for bit
-    is_hidden = False  # whether the server may receive masked numbers, which it can add but not check
+    is_hidden = False  # whether the server receives masked or encrypted numbers, which it can add but not check
 
     @property
     @abstractmethod
@@ -104,6 +105,19 @@ class Encoding(ABC):
     def row_bytes(self, columns: int) -> int:
         """Return the encoded size of a row."""
         return columns * self.dtype.itemsize
+
+    def count_bytes(self, rows: int, columns: int) -> int:
+        """Return the encoded size of some rows of one message."""
+        return rows * self.row_bytes(columns)
+
+    def find_shape(self, payload: Array) -> tuple[int, int]:
+        """Return the numbers of rows and columns in a valid array of one message; columns may be UNKNOWN_COLUMNS."""
+        return len(payload), self.decode(payload[:1]).shape[1]
+
+    def select_rows(self, payload: Array, rows: slice | NDArray[np.bool_]) -> Array:
+        """Return the encoded form of the rows of one message (a slice), or of those that a mask selects."""
+        selected: Array = payload[rows]
+        return selected
 
     def _find_dtype_error(self, payload: Array) -> str:
         if payload.ndim == 2 and payload.dtype == self.dtype:
@@ -338,8 +352,13 @@ class Ring(Encoding):
     is_hidden = True
 
     @cached_property
-    def dtype(self) -> np.dtype[Any]:
+    def number_dtype(self) -> np.dtype[Any]:
+        """The type of the integers."""
         return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.number_dtype
 
     @property
     def levels(self) -> int:
@@ -347,7 +366,7 @@ class Ring(Encoding):
         return count_levels(self.bits, self.num_clients)
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
-        return np.ascontiguousarray(value, self.dtype)
+        return np.ascontiguousarray(value, self.number_dtype)
 
     def is_finite(self, payload: Array) -> bool:
         return True
@@ -363,6 +382,100 @@ class Ring(Encoding):
         return [total] * len(keys)
 
 
+@dataclass(frozen=True)
+class Ciphertexts(Ring):
+    """Encrypted integers of a ring (`glasu.privacy.encryption`). The server adds them without any key.
+
+    The integers of one message, row by row, are grouped to words of 32 bits. Sums of integers do not wrap around, so
+    sums of words do not either. A ciphertext holds some thousand words, whatever rows they belong to. A row of the
+    encoded array is one ciphertext:
+
+        rows and columns of the message     the same in all its ciphertexts
+        two polynomials                     coefficients modulo q; a sum of ciphertexts is the sum of coefficients
+
+    `encode` returns the integers. A client encrypts them afterwards, message by message, so `select_rows` can select
+    all rows of a message or none.
+    """
+
+    name: str = "ckks"
+    parameters: CkksParameters = CKKS
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return COEFFICIENT
+
+    @property
+    def width(self) -> int:
+        """The length of a row of the encoded array."""
+        return SHAPE_WORDS + 2 * self.parameters.degree
+
+    def count_ciphertexts(self, rows: int, columns: int) -> int:
+        """Return the number of ciphertexts of one message."""
+        return -(-rows * columns * self.bits // (32 * self.parameters.slots))
+
+    def find_error(self, payload: Array, columns: int | None = None) -> str:
+        if error := self._find_dtype_error(payload):
+            return error
+        if payload.shape[1] != self.width:
+            return f"expected ciphertexts of {self.width} words, got {payload.shape[1]}"
+        if not len(payload):
+            return ""
+        found = [int(number) for number in payload[0, :SHAPE_WORDS]]
+        if (payload[:, :SHAPE_WORDS] != payload[0, :SHAPE_WORDS]).any() or not all(0 < each < 2**31 for each in found):
+            return "expected ciphertexts of one tensor with rows and columns"
+        if error := _find_width_error(columns, found[1]):
+            return error
+        if len(payload) != (count := self.count_ciphertexts(*found)):
+            return f"expected {count} ciphertexts for {found[0]} rows and {found[1]} columns, got {len(payload)}"
+        if payload[:, SHAPE_WORDS:].max() >= self.parameters.modulus:
+            return "a coefficient of a ciphertext is not below the modulus"
+        return ""
+
+    def decode(self, payload: Array) -> Array:
+        raise NotImplementedError("only clients can decrypt: glasu.privacy.encryption")
+
+    def find_shape(self, payload: Array) -> tuple[int, int]:
+        return (int(payload[0, 0]), int(payload[0, 1])) if len(payload) else (0, UNKNOWN_COLUMNS)
+
+    def select_rows(self, payload: Array, rows: slice | NDArray[np.bool_]) -> Array:
+        if not isinstance(rows, slice):
+            assert rows.all() or not rows.any(), "a ciphertext cannot be divided"
+            return payload if rows.any() else payload[:0]
+        first = 0
+        for message in self.split_messages(payload):
+            if first == rows.start:
+                return message
+            first += self.find_shape(message)[0]
+        return payload[:0]
+
+    def split_messages(self, payload: Array) -> list[Array]:
+        """Return the ciphertexts of each message, given those of several messages after each other."""
+        found, position = [], 0
+        while position < len(payload):
+            count = self.count_ciphertexts(*self.find_shape(payload[position:]))
+            found.append(payload[position : position + count])
+            position += count
+        return found
+
+    def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
+        """Add ciphertexts: their coefficients, modulo q. The readers divide."""
+        total, modulus = payloads[0].copy(), np.uint64(self.parameters.modulus)
+        coefficients = total[:, SHAPE_WORDS:]
+        for payload in payloads[1:]:
+            coefficients += payload[:, SHAPE_WORDS:]
+            np.subtract(coefficients, modulus, out=coefficients, where=coefficients >= modulus)
+        return [total] * len(keys)
+
+    def count_bytes(self, rows: int, columns: int) -> int:
+        return self.count_ciphertexts(rows, columns) * self.width * self.dtype.itemsize
+
+    def row_bytes(self, columns: int) -> int:
+        return self.count_bytes(1, columns)
+
+
+UNKNOWN_COLUMNS = 0  # a message without ciphertexts does not show its columns
+SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
+COEFFICIENT = np.dtype("<u8")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
@@ -412,6 +525,9 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
     "fp64": _plain,
 }
 
+# By privacy.secure_aggregation.
+HIDDEN_ENCODINGS: dict[str, type[Ring]] = {"masks": Ring, "ckks": Ciphertexts}
+
 
 def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
@@ -422,6 +538,7 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     the rounding error is part of the next change.
 
     With masks, all three are integers in a ring as wide as the precision; those of class probabilities have 32 bits.
+    With ckks, they are the same integers in ciphertexts.
 
     Args:
         config: the settings.
@@ -432,9 +549,9 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
     encodings = {**encodings, "owner gradient": encodings["gradient"]}
-    if config.privacy.secure_aggregation == "masks":
-        ring = Ring(RING_BITS[config.wire.precision], num_clients)
-        encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": Ring(32, num_clients)}
+    if (hiding := HIDDEN_ENCODINGS.get(config.privacy.secure_aggregation)) is not None:
+        ring = hiding(RING_BITS[config.wire.precision], num_clients)
+        encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": hiding(32, num_clients)}
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
 
 

@@ -29,6 +29,7 @@ from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.refusal import find_pin_error
 from glasu.privacy.blinding import load_group
+from glasu.privacy.encryption import load_tenseal
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
@@ -65,6 +66,15 @@ def check_group(log: logging.Logger) -> Finding:
     except GlasuError as error:
         return explain_error("extra", error, log)
     return Finding("extra", "good", "the package of alignments (glasu[psi]) is installed")
+
+
+def check_encryption(log: logging.Logger) -> Finding:
+    """Check that the extra of ckks is installed."""
+    try:
+        load_tenseal()
+    except GlasuError as error:
+        return explain_error("extra", error, log)
+    return Finding("extra", "good", "the package of encryption (glasu[ckks]) is installed")
 
 
 def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) -> Finding:

@@ -13,7 +13,13 @@ from glasu.data.party import PartyData
 from glasu.errors import GlasuError
 from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.doctor.machine import check_connection, check_joining_folder, explain_error, judge_clock
+from glasu.network.doctor.machine import (
+    check_connection,
+    check_encryption,
+    check_joining_folder,
+    explain_error,
+    judge_clock,
+)
 from glasu.network.facts import Facts, Purpose, party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
@@ -75,7 +81,9 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         if needs_keys(config):
             fault = find_kit_error(options.kit, offered.roster)
             said = fault or "this party made its key itself, and it has pinned the keys of the others"
-            self.findings.append(Finding("masks", "bad" if fault else "good", said))
+            self.findings.append(Finding(config.privacy.secure_aggregation, "bad" if fault else "good", said))
+        if config.privacy.secure_aggregation == "ckks":
+            self.findings.append(check_encryption(options.log))
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
         if self._party is not None:

@@ -1,0 +1,61 @@
+"""The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they suffice for.
+
+A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits,
+multiplied by 2^scale_bits. Decryption gives a number with an error below 1/2, so rounding gives the number itself. The
+error has a bound that always holds, not only with high probability:
+
+    parties * degree * (LARGEST_NOISE + 1/2) / 2^scale_bits       1/2: rounding of a coefficient
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NUMBER_BITS = 32  # of the numbers in a ciphertext, and of their sums
+LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as the difference of two sums of 21 bits
+ALLOWED_ERROR = 1 / 8  # of a decrypted number; the computation with floats adds less than that
+# By degree: the greatest number of bits of all primes for 128 bits of security (homomorphicencryption.org, 2018).
+SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
+
+
+@dataclass(frozen=True)
+class CkksParameters:
+    """Sizes of a ciphertext. Several settings of them are possible; `find_error` refuses those that are too small."""
+
+    degree: int = 4096
+    modulus: int = 2**60 - 2**14 + 1  # the greatest prime of 60 bits that is 1 modulo 2 degree, as SEAL chooses it
+    special_bits: int = 49  # of a second prime, which TenSEAL needs to make keys
+    scale_bits: int = 26
+
+    @property
+    def prime_bits(self) -> tuple[int, int]:
+        """The bits of both primes."""
+        return self.modulus.bit_length(), self.special_bits
+
+    @property
+    def key_bytes(self) -> int:
+        """The bytes of a secret key: its coefficients modulo both primes."""
+        return 2 * self.degree * 8
+
+    @property
+    def slots(self) -> int:
+        """The numbers in a ciphertext."""
+        return self.degree // 2
+
+    @property
+    def most_clients(self) -> int:
+        """The greatest number of ciphertexts whose sum is decrypted exactly."""
+        return int(2**self.scale_bits * ALLOWED_ERROR / (self.degree * (LARGEST_NOISE + 0.5)))
+
+    def find_error(self, num_clients: int) -> str:
+        """Return the reason why sums of this many clients would not be secret or exact, or an empty string."""
+        if sum(self.prime_bits) > (most := SECURE_BITS.get(self.degree, 0)):
+            return f"primes of {sum(self.prime_bits)} bits are not secure with degree {self.degree}, at most {most} are"
+        if NUMBER_BITS + self.scale_bits + 1 >= self.modulus.bit_length():
+            return f"numbers of {NUMBER_BITS} bits with a scale of {self.scale_bits} bits do not fit into the modulus"
+        if num_clients > self.most_clients:
+            return f"sums are exact for at most {self.most_clients} parties"
+        return ""
+
+
+CKKS = CkksParameters()

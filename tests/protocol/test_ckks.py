@@ -1,0 +1,226 @@
+"""Runs with encryption in one process: the bits of masks, what reaches the server, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from glasu.ckks_parameters import CKKS
+from glasu.errors import ConfigError, ProtocolError
+from glasu.privacy.policy import Policy, PolicyError
+from glasu.protocol.messages import (
+    Gradient,
+    Joint,
+    JointGradient,
+    Losses,
+    Metrics,
+    Partial,
+    Scores,
+    Sealed,
+    Verdict,
+)
+from glasu.protocol.released_kinds import list_protections
+from glasu.protocol.requests import RoundDone
+from glasu.runtime.trained_model import TrainedModel
+from glasu.wire.encodings import SHAPE_WORDS
+from glasu.wire.message_key import SERVER, Phase
+from support.masks import encrypted, masked
+from support.tiny import simulate, tiny, tiny_parties
+
+ONCE = {"release": "once", "aggregation_layers": (1,), "num_rounds": 2}
+RUNS = [
+    {},
+    {"labels": "b", "chunk_rows": 7},
+    {"backward": "joint", "labels": "b", "precision": "int8"},
+    {"aggregation_layers": (3,), "sampler": "neighbor", "precision": "bf16"},
+    {"method": "ensemble"},
+    {"warm_start": 2},
+    ONCE,
+    {**ONCE, "dp_noise_multiplier": 1.0},
+]
+
+
+class Watching:
+    """Keeps the messages of a run, in place of a network; `change` may replace one."""
+
+    def __init__(self, change=None):
+        self.messages, self.change = [], change
+
+    def __call__(self, message):
+        self.messages.append(message)
+        return message if self.change is None else self.change(message)
+
+    def of(self, *kinds):
+        return [message for message in self.messages if isinstance(message, kinds)]
+
+
+@pytest.mark.parametrize("keys", RUNS, ids=str)
+def test_a_run_with_encryption_has_the_bits_of_a_run_with_masks(keys):
+    config, parties = tiny(**keys)
+    ours, theirs = simulate(parties, encrypted(config)).report, simulate(parties, masked(config)).report
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert (ours.losses, ours.test.metrics) == (theirs.losses, theirs.test.metrics)
+    assert [entry.metrics for entry in ours.history] == [entry.metrics for entry in theirs.history]
+    assert (ours.traffic.exchanges, ours.traffic.messages) == (theirs.traffic.exchanges, theirs.traffic.messages)
+    assert ours.privacy.masks.clamped == theirs.privacy.masks.clamped
+
+
+def test_party_dropout_has_the_bits_of_masks_and_no_subset_is_scored():
+    parties = tiny_parties(num_clients=5)
+    config = tiny(num_rounds=4, party_dropout=0.5)[0].replace(data={"features": "none", "num_clients": 5})
+    ours, theirs = simulate(parties, encrypted(config)), simulate(parties, masked(config))
+    assert ours.report.weights_sha256 == theirs.report.weights_sha256
+    assert ours.report.subsets is None
+    with pytest.raises(ConfigError, match="party e is missing: after training with ckks all parties predict together"):
+        TrainedModel.of(ours.clients).predict(parties[:4])
+
+
+@pytest.mark.parametrize("keys", [{}, {"backward": "joint", "labels": "b"}], ids=str)
+def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
+    config, parties = tiny(num_rounds=2, evaluate_every=1, **keys)
+    seen = Watching()
+    done = simulate(parties, encrypted(config), carry=seen)
+    assert not seen.of(Losses, Metrics, Verdict)
+    for message in seen.of(Partial, Gradient, Scores, Joint, JointGradient):
+        assert message.value.dtype == np.dtype("<u8")
+        assert message.value.shape[1] == SHAPE_WORDS + 2 * CKKS.degree
+    (secret,) = {client.hiding.cipher.secret for client in done.clients}
+    arrays = [getattr(each, field.name) for each in seen.messages for field in dataclasses.fields(each)[1:]]
+    content = b"".join(array.tobytes() for array in arrays if isinstance(array, np.ndarray))
+    assert not any(secret[start : start + 32] in content for start in range(0, len(secret), 4096))
+    rows = [row for client in done.clients for row in client.release.ledger.rows()]
+    assert {row["protection"] for row in rows} <= {"ckks", "sealed", "signed", "none"}
+    assert {row["kind"] for row in rows if row["protection"] == "none"} <= {"node sets", "key"}
+    assert {row["protection"] for row in rows if row["kind"] in ("representation", "probabilities")} == {"ckks"}
+
+
+def test_every_attempt_has_a_new_key():
+    config, parties = tiny(num_rounds=1)
+    first, second = (simulate(parties, encrypted(config)).clients[1].hiding.cipher.secret for _ in range(2))
+    assert first != second
+
+
+def test_a_resumed_simulation_has_the_bits_of_an_unbroken_one(tmp_path):
+    config, parties = tiny(num_rounds=4, backward="joint", labels="b", precision="int8")
+
+    class BrokenError(Exception):
+        pass
+
+    def stop(event):
+        if isinstance(event, RoundDone) and event.round == 1:
+            raise BrokenError
+
+    with pytest.raises(BrokenError):
+        simulate(parties, encrypted(config), checkpoints=tmp_path, observer=stop)
+    resumed = simulate(parties, encrypted(config), checkpoints=tmp_path).report
+    unbroken = simulate(parties, masked(config)).report
+    assert resumed.weights_sha256 == unbroken.weights_sha256
+    assert resumed.history[-1].metrics == unbroken.history[-1].metrics
+
+
+def change_value(kind, client, change):
+    """Return a carrier that changes the tensors of one kind from one sender."""
+
+    def carry(message):
+        if isinstance(message, kind) and message.key.client == client:
+            return dataclasses.replace(message, value=change(message.value.copy()))
+        return message
+
+    return Watching(carry)
+
+
+def put_large(value):
+    value[0, -1] = CKKS.modulus
+    return value
+
+
+def count_more_rows(value):
+    value[:, 0] += 1
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (put_large, "a coefficient of a ciphertext is not below the modulus"),
+        (lambda value: value[:, :-8], "expected ciphertexts of 8194 words, got 8186"),
+        (lambda value: np.concatenate([value, value]), "expected 1 ciphertexts for"),
+        (count_more_rows, "rows, got"),
+    ],
+)
+def test_the_server_refuses_a_malformed_ciphertext_and_names_the_party(change, said):
+    config, parties = tiny(num_rounds=1)
+    with pytest.raises(ProtocolError, match=rf"party 'b'.*{said}"):
+        simulate(parties, encrypted(config), carry=change_value(Partial, 1, change))
+
+
+def test_parties_refuse_a_sum_that_the_server_changed():
+    config, parties = tiny(num_rounds=1)
+
+    def shift(value):
+        value[:, SHAPE_WORDS:] = (value[:, SHAPE_WORDS:] + np.uint64(2**50)) % np.uint64(CKKS.modulus)
+        return value
+
+    with pytest.raises(ProtocolError, match="the decrypted sum has no integers: the server changed a ciphertext"):
+        simulate(parties, encrypted(config), carry=change_value(Joint, SERVER, shift))
+
+
+def test_parties_that_receive_different_sums_notice_it_at_the_next_evaluation():
+    config, parties = tiny(num_rounds=2, evaluate_every=1)
+    counted, earlier = {}, {}
+
+    def split(message):
+        if isinstance(message, Joint) and message.key.phase is Phase.TRAINING:
+            first = earlier.setdefault(message.key.layer, message)
+            counted[message.key] = counted.get(message.key, 0) + 1
+            if message.key.round == 1 and counted[message.key] == 3:  # the third party gets an older sum
+                return dataclasses.replace(message, value=first.value)
+        return message
+
+    with pytest.raises(ProtocolError, match="found different metrics"):
+        simulate(parties, encrypted(config), carry=Watching(split))
+
+
+def test_a_changed_key_is_refused():
+    config, parties = tiny(num_rounds=1)
+
+    def damage(message):
+        if isinstance(message, Sealed) and message.key.client == SERVER:
+            content = message.content.copy()
+            content[-1] ^= 1  # of the encrypted key
+            return dataclasses.replace(message, content=content)
+        return message
+
+    with pytest.raises(ProtocolError, match="the group key was changed on its way"):
+        simulate(parties, encrypted(config), carry=Watching(damage))
+
+
+@pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"method": "ensemble"}, ONCE], ids=str)
+def test_a_saved_model_predicts_what_the_model_in_memory_predicts(keys, tmp_path):
+    config, parties = tiny(**keys)
+    model = TrainedModel.of(simulate(parties, encrypted(config)).clients)
+    model.save(tmp_path)
+    scores = TrainedModel.load(tmp_path).scores(parties)
+    np.testing.assert_array_equal(scores, model.scores(parties))
+    other = TrainedModel.of(simulate(parties, masked(config)).clients)
+    np.testing.assert_array_equal(scores, other.scores(parties))
+
+
+def test_the_report_names_the_encryption():
+    config, parties = tiny(num_rounds=1)
+    found = json.loads(simulate(parties, encrypted(config)).report.to_json())["privacy"]
+    assert found["secure_aggregation"] == "ckks"
+    assert found["masks"]["blind_server"] is True
+    assert found["masks"]["signatures"] == "none: all parties are in one process"
+
+
+def test_a_policy_that_requires_masks_refuses_encryption_and_one_that_requires_it_does_not():
+    config, parties = tiny(num_rounds=1)
+    protections = list_protections(simulate(parties, encrypted(config)).clients[0])
+    assert protections["representation"] == "ckks"
+    Policy(require={"representation": ("ckks",)}).check_settings(protections)
+    with pytest.raises(PolicyError, match=r"require.representation = \['masks'\]: its protection is 'ckks'"):
+        Policy(require={"representation": ("masks",)}).check_settings(protections)
