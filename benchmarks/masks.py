@@ -1,6 +1,8 @@
-"""What do masks cost? Accuracy, paired by seed, bytes, and the CPU time to mask one tensor.
+"""What do masks and encryption cost? Accuracy, paired by seed, bytes, and the CPU time to hide one tensor.
 
     python benchmarks/masks.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
+    python benchmarks/masks.py --datasets cora --modes stale --seeds 1 --rounds 10 --jobs 1 \
+        --kinds "plain fp32,masks fp32,ckks fp32,masks int8,ckks int8"
 
 The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A pair has the same
 data, split, initial weights and dropout. Runs that are in the output folder are not repeated.
@@ -25,8 +27,9 @@ from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import RunResult
 from glasu.experiments.tables import format_spread, percentages
 from glasu.privacy.column_grids import ColumnGrids
+from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, Transcript
-from glasu.wire.encodings import Ring
+from glasu.wire.encodings import Ciphertexts, Ring
 from glasu.wire.message_key import Key, Phase
 from tables import markdown
 
@@ -34,8 +37,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # wire.precision and [privacy]
     "plain fp32": ("fp32", {}),
     "masks fp32": ("fp32", {"secure_aggregation": "masks"}),
     "masks int8": ("int8", {"secure_aggregation": "masks"}),
+    "ckks fp32": ("fp32", {"secure_aggregation": "ckks"}),
+    "ckks int8": ("int8", {"secure_aggregation": "ckks"}),
 }
+DEFAULT_KINDS = ("plain fp32", "masks fp32", "masks int8")
 ALLOWED_LOSS = 0.5  # points
+KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 
 
@@ -63,7 +70,8 @@ def row(mode: str, kind: str, results: Sequence[RunResult], plain: Sequence[RunR
         for one, other in zip(results, plain, strict=True)
     )
     paired = "-" if kind == "plain fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
-    return [mode, kind, format_spread(percentages(results)), paired, f"{share:.3f}"]
+    seconds = fmean(one.row.cpu_seconds for one in results)
+    return [mode, kind, format_spread(percentages(results)), paired, f"{share:.3f}", f"{seconds:.1f}"]
 
 
 def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
@@ -89,12 +97,39 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
     return 1000 * median(rounding), 1000 * median(masking)
 
 
+def time_encryption(bits: int, repeats: int = 20) -> list[float]:
+    """Return the megabytes of an encrypted tensor, and the median CPU milliseconds to encrypt, add M and decrypt."""
+    encoding, cipher = Ciphertexts(bits, CLIENTS), CkksCipher()
+    encryption = CkksEncryption(
+        own=0,
+        cipher=cipher,
+        group_key=bytes(32),
+        contributors=lambda key: range(CLIENTS),
+        chunk_rows=4096,
+        transcript=Transcript(),
+    )
+    numbers, _ = ColumnGrids().to_integers("representation", torch.randn(ROWS, COLUMNS), KEY, encoding)
+    spent: list[list[float]] = [[], [], []]
+    for _ in range(repeats):
+        times = [time.process_time()]
+        payload = encryption(numbers, KEY)
+        times.append(time.process_time())
+        (total,) = encoding.combine([payload] * CLIENTS, 1, [KEY])
+        times.append(time.process_time())
+        found = encryption.prepare_reading(KEY, numbers.shape, encoding)(total, None)
+        times.append(time.process_time())
+        assert np.array_equal(found, (CLIENTS * numbers.astype(np.int64)).astype(encoding.number_dtype))
+        for each, first, last in zip(spent, times, times[1:], strict=False):
+            each.append(1000 * (last - first))
+    return [payload.nbytes / 1e6, *map(median, spent)]
+
+
 def main() -> None:
-    """Print the time to mask a tensor, then the accuracies and bytes of every data set."""
+    """Print the time to hide a tensor, then the accuracies and bytes of every data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="cora", help="comma-separated; empty: only the time")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"of {', '.join(KINDS)}; plain first")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
     parser.add_argument("--jobs", type=int, default=2)
@@ -105,6 +140,11 @@ def main() -> None:
     lines = [[f"2^{bits}", *(f"{each:.2f}" for each in time_masking(bits))] for bits in (32, 16, 8)]
     print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; allowed in all: {ALLOWED_MS}\n")
     print(markdown(["ring", "rounding", "masks"], lines), flush=True)
+    if "ckks" in args.kinds:
+        lines = [[f"2^{bits}", *(f"{each:.1f}" for each in time_encryption(bits))] for bits in (32, 16, 8)]
+        plain = f"{ROWS * COLUMNS * 4 / 1e6} MB in fp32"
+        print(f"\nckks, the same values ({plain}), CPU milliseconds of a party, the server and a party\n")
+        print(markdown(["ring", "MB", "encrypt", f"add {CLIENTS}", "decrypt"], lines), flush=True)
     keys = {} if args.rounds is None else {"num_rounds": args.rounds}
     kinds = args.kinds.split(",")
     for dataset in filter(None, args.datasets.split(",")):
@@ -117,7 +157,7 @@ def main() -> None:
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
         listed = [row(*cell, results, found[cell[0], kinds[0]]) for cell, results in found.items()]
         print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points\n")
-        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round"], listed), flush=True)
+        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round", "CPU s"], listed), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ MODULES = {
     "flwr": "flwr",
     "prometheus-client": "prometheus_client",
     "rbcl": "rbcl",
+    "tenseal": "tenseal",
     "dp-accounting": "dp_accounting",
 }
 

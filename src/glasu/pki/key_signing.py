@@ -69,8 +69,8 @@ def find_kit_error(kit: Kit, roster: Sequence[str]) -> str:
     """Return the reason why a kit cannot be used for hidden sums between machines, or an empty string."""
     if kit.trial:
         return (
-            "this is a trial kit: the operator of the CA made its private key and could read what they hide; make "
-            "the key with `glasu provision request`, and pin the others with `glasu provision pin`"
+            "this is a trial kit: the operator of the CA made its private key and could read hidden tensors; "
+            "make the key with `glasu provision request`, and pin the others with `glasu provision pin`"
         )
     missing = [name for name in roster if name not in (kit.name, *kit.pins)]
     if kit.role == "party" and missing:

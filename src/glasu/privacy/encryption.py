@@ -25,7 +25,7 @@ from glasu.privacy.masking import Hiding, Requested, Reveal
 from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, Ring
 from glasu.wire.message_key import Key
 
-NAME = "ckks"
+CKKS_NAME = "ckks"  # in the ledger
 LARGEST_ERROR = 1 / 4  # of a decrypted number; more means that the ciphertext was changed, or has another key
 Words = NDArray[np.uint32]
 _HEADER = struct.Struct("<HBBBBHQ")  # of an object of SEAL: magic, its size, version, compression, reserved, length
@@ -66,7 +66,7 @@ class CkksCipher:
         self.secret: bytes = own if secret is None else secret
         if len(self.secret) != parameters.key_bytes:
             raise ValueError(f"a key of CKKS has {parameters.key_bytes} bytes, not {len(self.secret)}")
-        # Also for the own key: a context that TenSEAL makes holds keys for multiplication, which nobody needs.
+        # Also for the own key: a context that TenSEAL makes holds keys for multiplication, which are not needed.
         self._context = self._load_context(fields)
         self._vector_start, _ = self._encrypt_once([0.0] * parameters.slots)
         self._check()
@@ -134,7 +134,7 @@ class CkksCipher:
         return rounded.astype(np.uint32).reshape(-1) if good.all() else None
 
     def decrypt_inexactly(self, encrypted: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Return the numbers of ciphertexts before rounding, one row for each; SEAL raises what it finds wrong."""
+        """Return the numbers before rounding, a row per ciphertext; SEAL raises RuntimeError or ValueError."""
         found = np.empty((len(encrypted), self.parameters.slots))
         sizes = _write_field(_VECTOR_SIZES, _write_number(self.parameters.slots))
         scale = _write_field(_VECTOR_SCALE, struct.pack("<d", 2.0**self.parameters.scale_bits), kind=_EIGHT_BYTES)
@@ -152,7 +152,7 @@ class CkksEncryption(Hiding):
 
     @property
     def name(self) -> str:
-        return NAME
+        return CKKS_NAME
 
     def __call__(self, payload: Array, key: Key) -> Array:
         """Return the ciphertexts of integers, message by message. `Ciphertexts` shows their form."""

@@ -11,14 +11,14 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
 from glasu.model.aggregation import Mean
 from glasu.model.propagation import propagate
+from glasu.privacy.masking import Requested
 from glasu.protocol.chunks import answer_rows, exchange_rows
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
     from glasu.protocol.state import Identity
-
-Requested: TypeAlias = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
 
 
 def client_average(

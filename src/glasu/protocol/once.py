@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from glasu.model.blocks import NodeSet
     from glasu.model.task import ScoreRows
-    from glasu.protocol.averaging import Requested
+    from glasu.privacy.masking import Requested
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 

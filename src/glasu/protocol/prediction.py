@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.data.methods import has_server
 from glasu.errors import ProtocolError
+from glasu.privacy.masking import Requested
 from glasu.protocol.averaging import (
-    Requested,
     client_average,
     client_average_all,
     client_average_propagated,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
-from glasu.privacy.encryption import NAME as CKKS_NAME
+from glasu.privacy.encryption import CKKS_NAME
 from glasu.privacy.masking import name_masks
 from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.sampling import agreed_layers, owner_leads
