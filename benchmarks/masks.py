@@ -157,7 +157,7 @@ def main() -> None:
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
         listed = [row(*cell, results, found[cell[0], kinds[0]]) for cell, results in found.items()]
         print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points\n")
-        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round", "CPU s"], listed), flush=True)
+        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round", "seconds"], listed), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from glasu.errors import ConfigError
 from glasu.runtime.attack import attack_run
 from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.transcript import RecordedRun
+from support.masks import encrypted
 from support.tiny import settings, simulate, tiny_parties
 
 SECRETS = {name: name.encode() * 32 for name in "abc"}
@@ -114,6 +115,17 @@ def test_a_server_that_splits_the_view_reads_one_party_from_the_sums():
     assert found["view of b: its message"] == pytest.approx(1.0)
     assert found["view of b: sums, view split"] > 0.999  # without masks that depend on the broadcasts
     assert found["view of b: sums, honest"] < 0.9
+
+
+def test_ciphertexts_show_an_attacking_server_neither_features_nor_a_part(tmp_path):
+    keys = {**KEYS, "precision": "fp32", "chunk_rows": 20}  # 80 rows, so that an empty chunk follows
+    config, parties = encrypted(settings(**keys)), tiny_parties(num_nodes=80, degree=0.3)
+    found = attack(tmp_path, parties, config, ["server"])
+    for name, finding in found.items():
+        if name[0].startswith("features"):
+            assert finding.score < finding.baseline + 0.15, name
+    for each in attack_by_splitting(parties, config, "b", SECRETS):
+        assert each.score < 0.2, each.attack
 
 
 def test_a_view_can_be_split_only_between_two_aggregations():

@@ -22,6 +22,7 @@ from glasu.protocol.messages import Joint, Message, Partial
 from glasu.protocol.requests import Event, RoundDone
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.transcript import RecordedRun
+from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, encodings_of
 from glasu.wire.message_key import Phase
 
 MEASURE = "squared correlation"
@@ -76,10 +77,15 @@ def _run_round(
 ) -> tuple[Values | None, Values | None]:
     """Run one round; return the target's message and the aggregate at a layer; None if the run failed before."""
 
+    hides_in_ciphertexts = isinstance(encodings_of(config)["representation"], Ciphertexts)
+
     def deliver(message: Message, client: int) -> Message:
         lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer
         if split and lower and client != target:
-            return replace(message, value=np.zeros_like(message.value))  # type: ignore[attr-defined,call-arg]
+            zeros = np.zeros_like(message.value)  # type: ignore[attr-defined]
+            if hides_in_ciphertexts:  # they decrypt to zeros, too, but a message states its shape
+                zeros[:, :SHAPE_WORDS] = message.value[:, :SHAPE_WORDS]  # type: ignore[attr-defined]
+            return replace(message, value=zeros)  # type: ignore[call-arg]
         return message
 
     def stop(event: Event) -> None:

@@ -242,5 +242,7 @@ class RoleView:
         found = []
         for (sender, *_), chunks in parts.items():
             chunks.sort(key=lambda chunk: chunk[0].chunk)
-            found.append(RecordedTensor(sender, chunks[0][0], np.concatenate([rows for _, rows in chunks])))
+            # The last chunk may be empty, and an empty chunk of ciphertexts does not show its columns.
+            filled = [rows for _, rows in chunks if len(rows)] or [chunks[0][1]]
+            found.append(RecordedTensor(sender, chunks[0][0], np.concatenate(filled)))
         return found

@@ -432,7 +432,10 @@ class Ciphertexts(Ring):
         return ""
 
     def decode(self, payload: Array) -> Array:
-        raise NotImplementedError("only clients can decrypt: glasu.privacy.encryption")
+        """Return coefficients in place of the numbers: all that a role without the key has, such as an attacker."""
+        rows, columns = self.find_shape(payload)
+        coefficients: Array = payload[:, SHAPE_WORDS:].reshape(-1)[: rows * columns].astype(np.int64)
+        return coefficients.reshape(rows, columns)
 
     def find_shape(self, payload: Array) -> tuple[int, int]:
         return (int(payload[0, 0]), int(payload[0, 1])) if len(payload) else (0, UNKNOWN_COLUMNS)
