@@ -148,7 +148,7 @@ class TrainConfig(Checked):
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: Count = 3
-    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
+    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # maximum size of S_m[l]
     backward: Literal["local", "joint"] = "local"
     # "once": parties train alone, release one representation, and train their upper layers on the fixed aggregate
     release: Literal["rounds", "once"] = "rounds"
@@ -218,7 +218,7 @@ class PrivacyConfig(Checked):
     profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
     secure_aggregation: Literal["none", "masks"] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
-    dp_clip: Positive = 1.0  # greatest L2 norm of a released row
+    dp_clip: Positive = 1.0  # maximum L2 norm of a released row
     dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
     dp_clip_gradients: Positive | None = None  # None: dp_clip
     dp_noise_multiplier_probabilities: NoiseMultiplier | None = None  # None: dp_noise_multiplier
@@ -229,7 +229,7 @@ class PrivacyConfig(Checked):
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
     blind_server: bool = False  # hide sums from the server, too
     allow_two_parties: bool = False  # masks for two parties, each of which learns the other's values from the sum
-    range: Positive = 8.0  # masks: the greatest absolute value on the first grid, before there is an aggregate
+    range: Positive = 8.0  # masks: the largest absolute value on the first grid, before there is an aggregate
 
     @property
     def adds_noise(self) -> bool:

@@ -105,7 +105,7 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: 
 
 
 def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, logarithmic: bool = False) -> str:
-    """Return a plot. A curve whose positions are all 0 becomes a dashed line at its greatest value.
+    """Return a plot. A curve whose positions are all 0 becomes a dashed line at its largest value.
 
     Args:
         curves: name -> positions and values.

@@ -15,9 +15,9 @@ Mapping[K, X]                    a list of [key, value] pairs
 a dataclass                      an object
 X | Y                            the first alternative that fits
 Any                              any plain value
-Annotated[X, Bounds(...)]        X, with a least and a greatest value
+Annotated[X, Bounds(...)]        X, with a minimum and a maximum value
 Annotated[str, Choice(...)]      one of the names of a seam
-Annotated[X, Length(...)]        X, with a least and a greatest length
+Annotated[X, Length(...)]        X, with a minimum and a maximum length
 any other class                  an instance of it, which the caller has put there
 """
 
@@ -46,7 +46,7 @@ from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
-MAX_DEPTH = 32  # greatest depth of nested values; the only limit of json.loads is Python's recursion limit
+MAX_DEPTH = 32  # maximum depth of nested values; the only limit of json.loads is Python's recursion limit
 MAX_ITEMS = 1_000_000  # most items of one list or object, unless `Length` sets another limit
 MAX_TEXT = 1_000_000  # most characters of one string, unless `Length` sets another limit
 MAX_DOCUMENT_BYTES = 64 * 2**20  # most bytes of one document

@@ -231,7 +231,7 @@ class LedgerSummary(JsonRecord):
         return cls(party, ledger.head.chain, ledger.length, tuple(ledger.rows()))
 
 
-# The source of first weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
+# The source of initial weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
 SecretSource: TypeAlias = Literal["derived from the seed", "given"]
 DERIVED: SecretSource = "derived from the seed"
 GIVEN: SecretSource = "given"
@@ -282,7 +282,7 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    differential_privacy: RowPrivacy | None = None  # of the party with the greatest epsilon; None without noise
+    differential_privacy: RowPrivacy | None = None  # of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # of randomised response of one training label, at one party
 
     @classmethod

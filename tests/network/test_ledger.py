@@ -136,7 +136,7 @@ def test_a_party_refuses_a_peer_whose_ledger_was_cut_if_the_server_forgets(kits,
     assert any(isinstance(error, LedgerError) for error in errors)
     for error in (*errors, server.error()):
         assert "party 'b'" in str(error)
-        assert "its ledger is not the one that it showed before" in str(error)
+        assert "its ledger differs from the one that it stated before" in str(error)
 
 
 def test_a_changed_ledger_is_refused_at_its_party(stopped):

@@ -175,7 +175,7 @@ def test_a_request_whose_signature_is_wrong_is_refused(tmp_path):
     path = write_request(tmp_path / "r.pem", identity_uri("a"))
     assert read_request(path).name == "a"
     change_byte(path, -1)
-    refused(lambda: read_request(path), "r.pem: its signature .* is not valid, so it was changed on its way")
+    refused(lambda: read_request(path), "r.pem: its signature .* is not valid, so it was modified in transit")
 
 
 def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path):

@@ -187,7 +187,7 @@ def test_a_changed_verdict_or_gradient_of_the_owner_is_refused():
             return dataclasses.replace(message, content=message.content ^ np.uint8(1))
         return message
 
-    with pytest.raises(ProtocolError, match="encrypted message of client 1 was changed on its way"):
+    with pytest.raises(ProtocolError, match="encrypted message of client 1 was modified in transit"):
         simulate(parties, config, carry=Watching(damage))
 
 

@@ -108,7 +108,7 @@ def test_a_cut_tail_is_found_by_the_report_or_by_the_memory_of_others(run_dir, k
 def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     """A party cuts its ledger and lets a shorter run take the place of the end: the chain is valid again."""
     damage(run_dir, lambda lines: lines[:5])
-    with pytest.raises(Exception, match="its ledger is not the one that it showed before"):
+    with pytest.raises(Exception, match="its ledger differs from the one that it stated before"):
         train(run_dir)
     for name in "ac":
         (run_dir / "ledger" / f"{name}.jsonl").rename(run_dir / f"{name}.jsonl")

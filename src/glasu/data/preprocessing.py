@@ -281,7 +281,7 @@ def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Prepa
 def _find_ranges(
     features: Features, piece_bytes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the least and the greatest value of each column, and whether the column has no other values."""
+    """Return the minimum and the maximum value of each column, and whether the column has no other values."""
     count, width = features.shape
     low, high, stored = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width, np.int64)
     for values, indices in _value_pieces(features, piece_bytes):

@@ -49,7 +49,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
 
 
 def choose_alpha(score: Callable[[float], float], alphas: Iterable[float] = ALPHAS) -> float:
-    """Return the alpha with the greatest score; the first one if scores are equal or all NaN."""
+    """Return the alpha with the largest score; the first one if scores are equal or all NaN."""
     scores = {alpha: score(alpha) for alpha in alphas}
     return max(scores, key=lambda alpha: np.nan_to_num(scores[alpha], nan=-np.inf))
 

@@ -74,7 +74,7 @@ class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
     metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
-    selected_by: ClassVar[Metric]  # the model with its greatest value on the validation nodes is selected
+    selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
     falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this one selects
     scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
@@ -169,7 +169,7 @@ class Task(ABC):
         """Return the metrics of one or more nodes with known labels."""
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Return the number whose greatest value selects the model; NaN if no validation node has a known label."""
+        """Return the number whose largest value selects the model; NaN if no validation node has a known label."""
         score = metrics[self.selected_by.name]
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
@@ -458,7 +458,7 @@ def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) ->
 
     Without a positive or a negative node, the area is undefined (NaN); without a positive one, the precision is 0.
     """
-    _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the greatest score down
+    _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the largest score down
     hits = np.bincount(place, positive).astype(np.int64)
     misses = np.bincount(place, ~positive).astype(np.int64)
     num_hits, num_misses = int(hits.sum()), int(misses.sum())

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MAX_REASON = 1200  # greatest length of a reason
-MAX_LINES = 50  # greatest number of lines of a table
+MAX_REASON = 1200  # maximum length of a reason
+MAX_LINES = 50  # maximum number of lines of a table
 BURST, EVERY = 10, 6.0  # number of lines without a pause, and seconds until one more is allowed
 
 

@@ -74,7 +74,7 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
 
 
 def limit_messages(config: RunConfig, party: PartyData) -> Limits:
-    """Return the greatest sizes of the messages that this party accepts.
+    """Return the maximum sizes of the messages that this party accepts.
 
     A party without labels does not know the number of classes. If predictions are averaged, it receives class
     probabilities and accepts up to MAX_UNKNOWN_CLASSES columns.
@@ -93,7 +93,7 @@ def build_client(
     secret: Secret | None = None,
     signer: Signer | None = None,
 ) -> Client:
-    """Build a party's client with its first weights.
+    """Build a party's client with its initial weights.
 
     Args:
         config: resolved.

@@ -77,7 +77,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
 
     @property
     def progress(self) -> Progress | None:
-        """The progress of the server in the present attempt."""
+        """The progress of the server in the current attempt."""
         return None if self._server is None else self._server.progress
 
     @property

@@ -95,7 +95,7 @@ def read_request(path: Path) -> SigningRequest:
         raise TransportError(f"{path}: its key is not ECDSA on P-256; make it with `glasu provision request`.")
     if not is_signed:
         raise TransportError(
-            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was changed on its way; ask for it again."
+            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was modified in transit; ask for it again."
         )
     name = name_in_uri(uris[0]) if len(uris) == 1 else None
     if name is None:

@@ -8,7 +8,7 @@ server adds them, and every client moves its copy of the mean of all references 
 The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. The step belongs to a
 column and is a function of the last joint change, which every client received. It shrinks with the changes, and it
 grows if most integers are at their bound. It is computed from sums of integers by single operations on floats, so all
-clients get the same bits on any machine.
+clients have the same bits on any machine.
 
 The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
 rounds, the error of the server's first rounded aggregate remains in H[l+1], because changes are relative to it.

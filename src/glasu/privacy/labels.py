@@ -1,11 +1,12 @@
-"""Randomised response: training labels are replaced at their owner, once, before anything is computed from them.
+"""Randomised response: the owner replaces training labels once, before anything is computed from them.
 
 A label with k possible values keeps its value with probability e^epsilon / (e^epsilon + k - 1) and otherwise becomes
-one of the others, with equal probabilities. The result is epsilon-differentially private for one label. With any
-number of classes per node (0 or 1 each), every one of the C entries gets epsilon / C, so the whole row has epsilon.
+one of the others, with equal probabilities. The result is epsilon-differentially private for one label. In a multilabel
+task, each of the C entries of a row (0 or 1) gets epsilon / C, so the whole row has epsilon.
 
-The draw is a function of the party's secret, the node and the label: repeated runs give the same labels, so repeats
-cannot be averaged. Labels of validation and test nodes are not changed: they select the model and measure it.
+The draw is a function of the party's secret, the node and the label. Repeated runs give the same labels, so an attacker
+cannot average over repeated runs. Labels of validation and test nodes are not changed: they select and measure the
+model.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ def randomize(
     secret: bytes,
     column: int = 0,
 ) -> NDArray[np.integer]:
-    """Apply randomised response to labels 0..num_classes-1; a negative label is unknown and stays.
+    """Apply randomised response to labels 0..num_classes-1; a negative label is unknown and stays unknown.
 
     Args:
         labels: one per node.
         nodes: their positions.
         num_classes: k.
-        epsilon: of one label.
-        secret: of the party.
-        column: of a row with several labels.
+        epsilon: the privacy parameter of one label.
+        secret: the secret of the party.
+        column: the column of the labels in a multilabel task.
     """
     changed = labels.copy()
     for place, (node, label) in enumerate(zip(nodes.tolist(), labels.tolist(), strict=True)):

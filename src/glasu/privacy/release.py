@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # the encoded array, with masks if there are any
     unmasked: NDArray[Any]  # the same array without masks
     encoding: Encoding
-    contribution: Tensor | None = None  # where the encoding alone does not tell: see `value`
+    contribution: Tensor | None = None  # the result of `value`, if it cannot be decoded from `unmasked`
 
     @property
     def value(self) -> Tensor:
@@ -84,7 +84,7 @@ class Protection:
 
     clip: Clip | None = None
     noise: RowNoise | None = None
-    perturbations: Sequence[Perturbation] = ()  # of the noisy values
+    perturbations: Sequence[Perturbation] = ()  # applied to the noisy values
     masking: Masking | None = None  # after encoding
 
     @property
@@ -113,13 +113,13 @@ class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
     encodings: Mapping[Kind, Encoding]
-    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is missing has no protection
+    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not listed has no protection
     ledger: Ledger = field(default_factory=Ledger)
-    rules: Sequence[Rule] = ()  # of the settings; a runtime that stores the ledger opens it with these rules
-    enters_nodes: bool = False  # the ledger records the nodes of each release
-    feedback: bool = False  # later releases of the same rows are changes
+    rules: Sequence[Rule] = ()  # rules from the settings; a runtime that stores the ledger opens it with them
+    enters_nodes: bool = False  # whether the ledger records the nodes of each release
+    feedback: bool = False  # whether later releases of the same rows are changes
     references: References = field(default_factory=dict)
-    grids: ColumnGrids = field(default_factory=ColumnGrids)  # of masked tensors
+    grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of masked tensors
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def protection(self, kind: Kind) -> Protection:
@@ -134,7 +134,7 @@ class Release:
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
-        """Clip H_m^+[l], the differentiable part of its release. LocalUpdate needs it too."""
+        """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
         clip = self.protection("representation").clip
         return partial if clip is None else clip(partial)
 
@@ -151,10 +151,10 @@ class Release:
         """Release representations, their changes, gradients or scores (kind "probabilities").
 
         Args:
-            kind: of the tensor.
-            value: the values; of a change: the representations after it.
-            key: of the exchange.
-            nodes: of the rows; None: not known.
+            kind: the kind of tensor.
+            value: the values; for a change, the representations after it.
+            key: the key of the exchange.
+            nodes: the nodes of the rows; None if they are not known.
         """
         encoding, protection = self.encodings[kind], self.protection(kind)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
@@ -165,7 +165,7 @@ class Release:
             self.references[_place(key)], contribution = changed, changed.own
         elif isinstance(encoding, Ring):
             if protection.masking is None:
-                raise ProtocolError(f"{key}: the parties have agreed on no keys for masks; nothing was sent.")
+                raise ProtocolError(f"{key}: the parties have not agreed on keys for masks; nothing was sent.")
             array, contribution = self.grids.to_integers(kind, value, key, encoding)
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
@@ -192,14 +192,14 @@ class Release:
         seal: Callable[[NDArray[Any]], Sequence[bytes]],
         nodes: NDArray[np.int64] | None = None,
     ) -> tuple[Sent, Sequence[bytes]]:
-        """Release a tensor that is encrypted for the other clients. It is not masked, because it is in no sum.
+        """Release a tensor that is encrypted for the other clients. It is not masked, because it is not part of a sum.
 
         Args:
-            kind: of the tensor.
+            kind: the kind of tensor.
             value: the values.
-            key: of the exchange.
+            key: the key of the exchange.
             seal: encrypts the encoded tensor, chunk by chunk.
-            nodes: of the rows; None: not known.
+            nodes: the nodes of the rows; None if they are not known.
 
         Returns:
             The tensor as its readers decode it, and the encrypted chunks.
@@ -225,7 +225,7 @@ class Release:
     def _perturb(
         protection: Protection, value: Tensor, key: Key, nodes: NDArray[np.int64] | None
     ) -> tuple[Tensor, bytes | None]:
-        """Clip, add noise, and apply the other perturbations; also return the digests of the clean rows, with noise."""
+        """Clip, add noise, and apply the other perturbations; with noise, also return the digests of the clean rows."""
         digests = None
         if protection.clip is not None:
             value = protection.clip(value)
@@ -236,7 +236,7 @@ class Release:
         return value, digests
 
     def _describe_rows(self, nodes: NDArray[np.int64] | None, digests: bytes | None) -> dict[str, Any]:
-        """Return nodes and digests of rows for the ledger, by increasing node; rows with noise always have both."""
+        """Return nodes and digests of rows for the ledger, in node order; rows with noise always have both."""
         if nodes is None or not (self.enters_nodes or digests is not None):
             return {}
         order = np.argsort(nodes, kind="stable")
@@ -248,10 +248,10 @@ class Release:
         """Return the values of an answer, which the caller has checked.
 
         Args:
-            kind: of the tensor.
-            key: of the exchange.
+            kind: the kind of tensor.
+            key: the key of the exchange.
             payload: all rows, without masks.
-            num_summed: of a sum in a ring: the number of clients that contributed.
+            num_summed: the number of clients that contributed to a sum in a ring.
         """
         encoding = self.encodings[kind]
         if isinstance(encoding, Ring):
@@ -268,7 +268,7 @@ class Release:
         return value
 
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
-        """Release bytes that only the other clients can read: keys, and what one client encrypts for the others."""
+        """Release bytes that only the other clients can read: keys, and data that is encrypted for the others."""
         payload = np.frombuffer(content, np.uint8)
         self.ledger.record(kind, key, lambda: (payload,), rows=rows, size=payload.nbytes, protection=protection)
         return payload

@@ -60,7 +60,7 @@ class SetLimits:
             raise ConfigError(f"max_ids={self.max_ids}: must be 1 or more.")
 
     def of_messages(self) -> Limits:
-        """Return the greatest sizes of the messages."""
+        """Return the maximum sizes of the messages."""
         return Limits(
             num_nodes=self.max_ids,
             num_scores=0,

@@ -50,7 +50,7 @@ def client_average(
         client: the client.
         key: the key of the exchange.
         own: this client's probabilities; None: it contributes nothing.
-        nodes: of the rows.
+        nodes: the nodes of the rows.
         num_columns: the number of classes, where `own` is None and this client knows it.
         requested: the rows that this client receives; None: all.
     """

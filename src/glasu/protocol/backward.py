@@ -121,9 +121,9 @@ def share_gradient(
 
     Args:
         client: the client.
-        key: of the exchange.
+        key: the key of the exchange.
         gradient: None at a client that has none.
-        nodes: of the rows.
+        nodes: the nodes of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
     sent = None if gradient is None else client.release_tensor("gradient", gradient, key, nodes)

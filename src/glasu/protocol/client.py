@@ -60,7 +60,7 @@ class Client:
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
             preparation: of the features, from a model trained earlier; None: as the config says.
-            secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
+            secret: of the party; its initial weights, dropout masks, neighbours and rounding derive from it. None: from
                 `train.seed`, which is public.
             signer: signs the keys of masks; None in one process.
         """
@@ -68,7 +68,7 @@ class Client:
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
         self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # of the present candidate, or of the present stage
+        self.config = self.candidates[0]  # of the current candidate, or of the current stage
         self.stages = list_stages(self.config)  # of `train.release = "once"`
         self.method = method_of(config)
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
@@ -82,7 +82,7 @@ class Client:
         self._lower_data = NodeData(lower, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.signer = signer
-        self.masks: PairwiseMasks | None = None  # of the present attempt
+        self.masks: PairwiseMasks | None = None  # of the current attempt
         self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None without masks
         self._enter_lower()
         rules = list_rules(config.privacy)
@@ -100,7 +100,7 @@ class Client:
         self._scales: Tensor | None = None  # of the columns that the upper stage reads
 
     def _make_learner(self) -> Learner:
-        """Build the layers of the current candidate with their first weights."""
+        """Build the layers of the current candidate with their initial weights."""
         return Learner(
             self.config,
             self.data,
@@ -211,7 +211,7 @@ class Client:
         return self.masks
 
     def adopt_candidate(self) -> None:
-        """Use the settings of the candidate that the progress names, with their first weights."""
+        """Use the settings of the candidate that the progress names, with their initial weights."""
         race = self.progress.race
         self.identity.earlier_rounds = self.progress.earlier_rounds
         if len(self.candidates) > 1:  # also without a race: a new attempt may start before it

@@ -79,7 +79,7 @@ class NumbersField:
         return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
-        """Return the greatest number of sections and of bytes in them."""
+        """Return the maximum number of sections and of bytes in them."""
         return 1, 8 * self.count(shapes)
 
 

@@ -162,7 +162,7 @@ def _agree_on_group_key(client: Client, key: Key, pair_keys: dict[int, bytes], t
             found = AESGCM(expand_key(pair_keys[KEY_LEADER], b"group")).decrypt(ONE_USE, own, key.run)
         except (InvalidTag, ValueError):
             raise ProtocolError(
-                f"party {client.name!r}, {answer.key}: the group key was changed on its way; check the server."
+                f"party {client.name!r}, {answer.key}: the group key was modified in transit; check the server."
             ) from None
         group_key, run_key = found[:KEY_SIZE], Secret(found[KEY_SIZE:])
     client.adopt_run_key(run_key)

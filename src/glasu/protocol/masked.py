@@ -39,9 +39,9 @@ def share_sealed_gradient(
 
     Args:
         client: the client.
-        key: of the exchange.
+        key: the key of the exchange.
         gradient: of the owner; None at the others.
-        nodes: of the rows.
+        nodes: the nodes of the rows.
         columns: of the gradient.
 
     Returns:
@@ -99,7 +99,7 @@ def client_decision(
 
     Args:
         client: the client.
-        key: of the exchange.
+        key: the key of the exchange.
         metrics: of this evaluation; empty at a client without labels.
         improved: the own verdict; of no importance at a client without labels.
         stop: likewise.

@@ -1,4 +1,4 @@
-"""Every message on the wire. The encoding of a message and its greatest size follow from its fields.
+"""Every message on the wire. The encoding of a message and its maximum size follow from its fields.
 
 To add a message, write its class, add it to MESSAGES, and send it from a script.
 """
@@ -32,7 +32,7 @@ from glasu.wire.message_key import Key
 
 
 def max_metrics(shapes: Shapes) -> int:
-    """Return the greatest number of metrics in one message."""
+    """Return the maximum number of metrics in one message."""
     return 16
 
 
@@ -41,22 +41,22 @@ PROOF_BYTES = 64
 
 
 def max_offer(shapes: Shapes) -> int:
-    """Return the greatest size of one client's offer."""
+    """Return the maximum size of one client's offer."""
     return OFFER_BYTES
 
 
 def max_offers(shapes: Shapes) -> int:
-    """Return the greatest size of all offers and their lengths."""
+    """Return the maximum size of all offers and their lengths."""
     return (4 + OFFER_BYTES) * shapes.num_clients
 
 
 def max_proof(shapes: Shapes) -> int:
-    """Return the greatest size of a proof."""
+    """Return the maximum size of a proof."""
     return PROOF_BYTES
 
 
 def max_sealed(shapes: Shapes) -> int:
-    """Return the greatest number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
+    """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
     return max(tensor + PROOF_BYTES, 256 * shapes.num_clients)

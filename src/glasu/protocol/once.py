@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the present stage
+Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the current stage
 
 
 def client_lower(client: Client, train: Train) -> Script[None]:

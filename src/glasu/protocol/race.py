@@ -120,7 +120,7 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 
 def _score(role: Client | Server) -> float:
-    """Return the best validation score of the present candidate; NaN at a client, which does not know it."""
+    """Return the best validation score of the current candidate; NaN at a client, which does not know it."""
     if role.progress.diverged:
         return DIVERGED
     best = role.progress.selection.best

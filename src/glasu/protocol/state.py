@@ -127,11 +127,11 @@ class Progress:
 
     @property
     def is_racing(self) -> bool:
-        """Whether the present candidate can still lose a race."""
+        """Whether the current candidate can still lose a race."""
         return self.race is not None and self.race.chosen is None
 
     def describe_position(self, num_rounds: int | None = None) -> str:
-        """Return the rounds so far for a line of the log; in a race, those of the present candidate."""
+        """Return the rounds so far for a line of the log; in a race, those of the current candidate."""
         done = f"round {self.round}" if num_rounds is None else f"round {self.round} of {num_rounds}"
         if self.race is None or self.race.chosen is not None:
             return done
@@ -143,7 +143,7 @@ class Progress:
         return self.earlier_rounds + self.round
 
     def end(self, train: TrainConfig) -> int:
-        """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
+        """Return the number of rounds of the current candidate: in a race fewer than `train.num_rounds`."""
         return count_race_rounds(train) if self.is_racing else train.num_rounds
 
     def start_over(self, num_rounds: int) -> None:

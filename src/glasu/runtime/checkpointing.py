@@ -327,7 +327,7 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
 
 
 def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
-    """Return the greatest round of which every role has a checkpoint, or None."""
+    """Return the latest round for which every role has a checkpoint, or None."""
     return max(set.intersection(*map(set, available)), default=None)
 
 

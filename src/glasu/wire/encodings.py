@@ -277,7 +277,7 @@ class Integers(Encoding):
 
     @property
     def largest(self) -> int:
-        """The greatest absolute value."""
+        """The largest absolute value."""
         return self.terms * ((1 << (self.bits - 1)) - 1)
 
     @property

@@ -63,9 +63,7 @@ def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]
         gaps, size = _whole_gaps(data[position : position + at_once])
         part = np.cumsum(gaps + 1) + before
         if part[-1] > LARGEST:
-            raise ProtocolError(
-                f"node set with the id {part[np.argmax(part > LARGEST)]}: the greatest id is {LARGEST}."
-            )
+            raise ProtocolError(f"node set with the id {part[np.argmax(part > LARGEST)]}: the largest id is {LARGEST}.")
         nodes[filled : filled + len(part)] = part
         before, position, filled = part[-1], position + size, filled + len(part)
     return nodes
@@ -87,7 +85,7 @@ def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
     if ((lengths > 1) & (data[ends] == 0)).any():
         raise ProtocolError("node set with a gap that is longer than necessary: its last byte is zero.")
     if gaps.max(initial=0) > LARGEST:  # checked before the sum, which could overflow
-        raise ProtocolError(f"node set with a gap of {gaps.max()}: the greatest id is {LARGEST}.")
+        raise ProtocolError(f"node set with a gap of {gaps.max()}: the largest id is {LARGEST}.")
     return gaps, size
 
 

@@ -151,7 +151,7 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
 
     Args:
         difference: seconds by which it is ahead of the server's clock.
-        uncertainty: the greatest error of this measurement.
+        uncertainty: the maximum error of this measurement.
     """
     off = max(0.0, abs(difference) - uncertainty)
     level: Level = "good" if off <= CLOCK_DIFFERS else "warning" if off <= CLOCK_IS_WRONG else "bad"

@@ -1,4 +1,4 @@
-"""Membership: which nodes were training nodes."""
+"""Infer membership: which nodes were training nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return how often each node is in the sets of all clients of a round, relative to its other occurrences.
+    """Return how often each node is in the sets of all clients in the same round, relative to its other occurrences.
 
     A batch is in the proposal of every client, and batches hold training nodes only.
 
@@ -29,7 +29,7 @@ def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: in
 
 
 def certainty(probabilities: Values) -> Values:
-    """Return the greatest class probability of each row: a model is often more certain at its training nodes."""
+    """Return the largest class probability of each row: a model is often more certain at its training nodes."""
     greatest: Values = probabilities.max(axis=1)
     return greatest
 
