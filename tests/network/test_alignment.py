@@ -172,7 +172,7 @@ def test_a_set_above_the_limit_of_a_party_stops_the_alignment(cluster, folders):
     server = cluster.serve_alignment()
     roles = [cluster.align_with(*each, max_ids=20) for each in zip("abc", folders, SECRETS, strict=True)]
     errors = [role.error() for role in roles]
-    assert any(isinstance(error, AlignmentError) and "the limit is 20 here" in str(error) for error in errors)
+    assert any(isinstance(error, AlignmentError) and "the limit here is 20" in str(error) for error in errors)
     assert server.error() is not None
     assert not any((folder / ALIGNMENT_FILE).exists() for folder in folders)
 

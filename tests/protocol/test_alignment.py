@@ -253,7 +253,7 @@ def test_a_size_that_is_no_number_of_ids_is_refused(size):
 
 def test_a_set_above_the_limit_is_refused_before_a_point_is_sent():
     sent = []
-    with pytest.raises(AlignmentError, match=r"party 'c' has 41 ids, and the limit is 40 here \(--max-ids"):
+    with pytest.raises(AlignmentError, match=r"party 'c' has 41 ids, and the limit here is 40 \(--max-ids"):
         align(SETS, max_ids=40, carry=lambda message: sent.append(message) or message)
     assert not any(isinstance(message, BlindedSet) for message in sent)
 

@@ -1,6 +1,7 @@
 """Private alignment: find the ids that all parties have, and one common order, without revealing an id.
 
-Elliptic-curve Diffie-Hellman set intersection in a ring of M parties; the server passes messages on and compares.
+Elliptic-curve Diffie-Hellman set intersection in a ring of M parties. The server forwards messages and compares the
+sets.
 
     party m     blinds its ids, sorts the points by their bytes and sends them; only party m can match points and ids
     M - 1 times every party blinds the set that it receives from the party before it, keeps its order and sends it on
@@ -86,7 +87,7 @@ class SetLimits:
             raise ProtocolError(f"{whose}: expected a number of ids of 1 or more, got {size}.")
         if size > self.max_ids:
             why = (
-                f"{whose} has {size:.0f} ids, and the limit is {self.max_ids} here (--max-ids, or max_ids of the "
+                f"{whose} has {size:.0f} ids, and the limit here is {self.max_ids} (--max-ids, or max_ids of the "
                 "policy); a party that lists very many ids can test guesses about the ids of the others."
             )
             raise AlignmentError(why, why)

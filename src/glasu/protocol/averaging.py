@@ -51,7 +51,7 @@ def client_average(
         key: the key of the exchange.
         own: this client's probabilities; None: it contributes nothing.
         nodes: the nodes of the rows.
-        num_columns: the number of classes, where `own` is None and this client knows it.
+        num_columns: the number of classes, if `own` is None and this client knows it.
         requested: the rows that this client receives; None: all.
     """
     import torch
@@ -100,7 +100,7 @@ def server_average(
 
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:
-    """Client column: return the mean at all nodes, given the own class probabilities at all nodes."""
+    """Client column: return the mean at all nodes, given this client's class probabilities at all nodes."""
     return (yield from client_average(client, _first(client, key), own, np.arange(client.data.num_nodes)))
 
 
@@ -128,7 +128,7 @@ def client_average_propagated(
         alpha: see `propagate`; None at a party that had no edges in training.
         nodes: the nodes whose rows are averaged.
         requested: the rows that this client receives; None: all, or those of `find_receivers`.
-        place: distinguishes several such exchanges with the same key.
+        place: distinguishes several exchanges of this kind with the same key.
     """
     own = None
     if alpha is not None and client.party.graph.num_edges:

@@ -6,7 +6,7 @@ and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its
 With Q > 1, the first local step uses this gradient. The later steps send no message. They descend the client's own loss
 with a linear term for the losses of the others. At step 0 the gradient of this objective is the exact gradient:
 
-    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m without m's own contribution
+    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m minus m's own contribution
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def client_joint_round(
 def exchange_share(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, aggregation: Aggregation
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Send a gradient at H[l+1], or wait without one; return the share at H_m^+[l], and the gradient as it was sent.
+    """Send a gradient at H[l+1], if there is one; return the share at H_m^+[l], and the gradient as it was sent.
 
-    With masks, the label owner's gradient at the last layer is in no sum, so it is encrypted for the other clients.
+    With masks, the label owner's gradient at the last layer is not part of a sum, so it is encrypted for the other
+    clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
     if client.masks is None or client.identity.owner < 0 or not is_last:
@@ -117,12 +118,12 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
 def share_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Send a gradient, or only wait if there is none; return the server's answer, and the gradient as it was sent.
+    """Send a gradient, if there is one; return the server's answer, and the gradient as it was sent.
 
     Args:
         client: the client.
         key: the key of the exchange.
-        gradient: None at a client that has none.
+        gradient: the gradient; None at a client that has none.
         nodes: the nodes of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """

@@ -117,7 +117,7 @@ def answer_rows(
     *,
     from_any: bool = False,
 ) -> Script[int]:
-    """Server: answer one chunk after the other until a chunk is not full; return the number of rows.
+    """Server: answer the chunks in order until one is not full; return the number of rows.
 
     Args:
         server: the server.
@@ -234,9 +234,9 @@ def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Br
         return
     for message in tensors:
         if not encoding.is_finite(message.value):
-            why = "expected finite values, got NaN or infinity. They were not sent on. Training diverged"
+            why = "expected finite values, got NaN or infinity. They were not forwarded. Training diverged"
             server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
     raise TrainingError(
         f"{answers[0].key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, "
-        "and nothing was sent on. Lower train.learning_rate."
+        "and nothing was forwarded. Lower train.learning_rate."
     )

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
-COLLAPSED, SOUND = 1.0, 0.0  # after the metrics of the test: whether the selected model predicts one class
+METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
+COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model predicts one class
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -172,7 +172,7 @@ def client_evaluation(
     """Client column: score the model on a split; the server decides whether it is the best so far.
 
     Returns:
-        The metrics (empty at a client without labels), and the verdict (None where the clients decide).
+        The metrics (empty at a client without labels), and the verdict (None if the clients decide).
     """
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
@@ -205,7 +205,7 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
     """Return the metrics of predictions in the unit of the labels.
 
-    Predictions that are not finite have none. They end the training, or the race of this candidate.
+    Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
     """
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
@@ -259,10 +259,10 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate; return the metrics, none if the parties keep them. The caller broadcasts a verdict.
+    """Server column: aggregate, and return the metrics, if the parties send them. The caller broadcasts a verdict.
 
-    In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
-    a client with labels says whether the selected model predicts one class.
+    In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
+    a client with labels reports whether the selected model predicts one class.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:

@@ -1,4 +1,4 @@
-"""Choose which representations are sent as changes (`wire.feedback`): rows that the same phase released before.
+"""Choose which representations are sent as changes (`wire.feedback`): rows that were released before in the same phase.
 
 All roles derive the choice from the settings and the key of an exchange.
 """

@@ -104,7 +104,7 @@ class TensorField:
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         (array,) = arrays
         if array.ndim != 2:
-            raise ProtocolError("tensor section of 0 columns: expected some; tensors have columns.")
+            raise ProtocolError("tensor section of 0 columns: expected one or more.")
         return array
 
     def measure(self, value: Array) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class RowsField:
 
 @dataclass(frozen=True)
 class BytesField:
-    """Bytes that the server does not read: keys, signatures, and what one client encrypts for the others."""
+    """Bytes that the server does not read: keys, signatures, and data that one client encrypts for the others."""
 
     tag: str
     count: CountOf

@@ -38,7 +38,7 @@ def client_inference(
         step: the client's layers, at step 0.
         key: phase and round.
         nodes: S_m[0..L].
-        upcoming: the sample of the next round, if it is known; it is gathered while answers travel.
+        upcoming: the sample of the next round, if it is known; it is gathered while this client waits for answers.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.

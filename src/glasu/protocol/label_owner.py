@@ -40,7 +40,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column: pass the owner's gradient on, unchanged; with masks, it is encrypted for the clients."""
+    """Server column: forward the owner's gradient unchanged; with masks, it is encrypted for the clients."""
     if server.shapes.encodings["gradient"].is_hidden:
         yield from server_sealed_gradient(server, key.at(server.config.model.num_layers), num_rows)
         return

@@ -123,9 +123,9 @@ def classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
-        seed: the public seed where several clients have labels; the server can compute the classifier then. With masks
-            and a warm start, the run key, which the server lacks. If one client has the labels, its private seed:
-            otherwise the labels would follow from its first gradient.
+        seed: the public seed if several clients have labels; the server can then compute the classifier. With masks and
+            a warm start, the run key, which the server does not have. If one client has the labels, its private seed:
+            otherwise its first gradient would reveal the labels.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -156,7 +156,7 @@ class Learner:
             num_outputs: the width of the classifier, or None for a client without labels.
             convolution: builds the layers of backbone "custom".
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
-            classifier_seed: decides the common classifier, where all clients know it and the server does not.
+            classifier_seed: decides the common classifier, if all clients know it and the server does not.
         """
         self.config, self.data, self.index = config, data, index
         self.private_seed = config.train.seed if private_seed is None else private_seed

@@ -65,7 +65,7 @@ def encode(message: Message) -> bytes:
 
 
 def read_header(data: Buffer, size: int) -> Head:
-    """Read the header of a message of `size` bytes, of which `data` holds at least the beginning."""
+    """Read the header of a message of `size` bytes; `data` holds at least its beginning."""
     present = min(size, len(data))
     if present < HEADER.size:
         raise ProtocolError(f"message of {present} bytes: a header alone has {HEADER.size}.")

@@ -271,14 +271,14 @@ class Sealed(Message):
 
 @dataclass(frozen=True, eq=False)
 class Decision(Message):
-    """Client with labels, under masks: what the server must know after an evaluation. Server: the same to all clients.
+    """Client with labels, under masks: the decision after an evaluation. Server: the same to all clients.
 
     The proof is equal at all clients that found the same metrics. With labels at one party, it is the verdict of that
     party, encrypted for the others.
     """
 
     stop: Annotated[bool, FlagField("decision")]  # training stops
-    ensemble: Annotated[bool, FlagField("decision")]  # the best model so far is the warm ensemble
+    ensemble: Annotated[bool, FlagField("decision")]  # whether the best model so far is the warm ensemble
     proof: Annotated[NDArray[np.uint8], BytesField("decision", max_proof)]
 
 

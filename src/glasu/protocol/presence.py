@@ -42,7 +42,7 @@ def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[
 def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
     """Refuse a prediction without some parties, unless the model was trained with party dropout.
 
-    Any rule about the least number of parties in a sum belongs here, too.
+    Any rule about the minimum number of parties in a sum also belongs here.
 
     Args:
         config: the settings of the training.
@@ -57,7 +57,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
     if config.privacy.secure_aggregation == "masks":
         raise ConfigError(
             f"party {missing} is missing: after training with masks all parties predict together, because the "
-            "difference of two sums would show what one party contributes. Add it."
+            "difference of two sums would reveal one party's contribution. Add it."
         )
     if not present or not config.train.party_dropout:
         got = ", ".join(present) or "none"
@@ -72,8 +72,9 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:
     """Return the subsets of clients that are scored after training: all clients but one, and every single client.
 
-    Without party dropout there are none, and with masks neither: the difference between the sums of two subsets would
-    show what one client contributes. Without the label owner there is no prediction, so a subset contains it.
+    Without party dropout the list is empty. With masks it is empty too, because the difference between the sums of two
+    subsets would reveal one client's contribution. Every subset contains the label owner, without which no prediction
+    is possible.
     """
     masked = config.privacy.secure_aggregation == "masks"
     if config.train.party_dropout == 0 or identity.num_clients == 1 or masked:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def list_protections(client: Client) -> dict[str, str]:
-    """Return the kinds that a client releases in a training in any case, and their protection.
+    """Return the kinds that a client will certainly release in a training, and their protection.
 
-    Where a preset leaves several candidates, these are the kinds that all of them release.
+    If a preset leaves several candidates, these are the kinds that all of them release.
     """
     every = [list_kinds(config, has_labels=client.has_labels) for config in client.candidates]
     kinds = [kind for kind in every[0] if all(kind in other for other in every[1:])]
@@ -36,7 +36,7 @@ def _name_protection(client: Client, kind: str) -> str:
     parts = [replace(gate.protection(kind), masking=None).name]
     if gate.encodings[kind].is_hidden:
         is_owner = client.identity.owner == client.identity.index
-        sealed = kind == "gradient" and is_owner  # at the last layer; the gradients of lower layers are masked
+        sealed = kind == "gradient" and is_owner  # true at the last layer; the gradients of lower layers are masked
         parts.append("sealed" if sealed else name_masks(blind=client.requested.privacy.blind_server))
     return "+".join(part for part in parts if part != "none") or "none"
 
@@ -64,7 +64,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 
 
 def count_evaluations(client: Client) -> int:
-    """Return how many exact inferences a training has in any case: evaluations and the test."""
+    """Return the minimum number of exact inferences in a training: evaluations and the test."""
     train = client.config.train
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1

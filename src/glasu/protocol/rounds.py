@@ -60,14 +60,14 @@ Agreement = TypeVar("Agreement")  # agreed node sets of a window: samples at a c
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics.
 
-    A race may come first. It decides the settings that the preset leaves open.
+    A race may come first. It chooses the settings that the preset leaves open.
     """
     if client.stages is not None:
         yield from client_lower(client, client_training)
         yield from client_release(client)
         yield from client_training(client)
         return (yield from client_result(client))
-    if not client.is_alone:  # otherwise parties agree on keys when they have trained
+    if not client.is_alone:  # otherwise the parties agree on keys after they have trained
         yield from client_key_agreement(client)
         client.draw_common_classifier()
     yield from client_race(client, client_training)
@@ -94,7 +94,7 @@ def client_training(client: Client) -> Script[None]:
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:
-    """Test the selected weights, alone or together as the method says; return the test metrics."""
+    """Test the selected weights, alone or jointly, depending on the method; return the test metrics."""
     if evaluates_once(client.requested):
         measured: dict[str, float] = yield Timed(client_final(client), "evaluation")
         return measured
@@ -146,8 +146,9 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     if owner_leads(client.config):
         _, gradient = yield from client_gradient(client, batch, joint)
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
-    # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
-    # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
+    # JointInference used the dropout masks of step 0. If all parties read the released values exactly, it was the
+    # forward pass of step 0. Otherwise this client's part was rounded or noisy, and step 0 repeats the forward pass
+    # without rounding and noise.
     forward = joint if client.release.transparent or not exchanged else None
     update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
     losses = [(yield from update(step, joint=forward))]
@@ -159,7 +160,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 def client_absent_round(
     client: Client, sample: Sample, upcoming: Sample | None, aggregation: Aggregation
 ) -> Script[list[float]]:
-    """Wait through a round without this client's contribution, and take no step.
+    """Follow a round without contributing to it and without taking a step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
     """
@@ -231,7 +232,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
 
 
 def _mean_loss(server: Server, messages: Sequence[Losses]) -> float:
-    """Return the mean loss of a round over the clients with labels. Only in a race, it may not be finite."""
+    """Return the mean loss over the clients with labels. Refuse a loss that is not finite, except in a race."""
     means = []
     for message in messages:
         if not (np.isfinite(message.values).all() or server.progress.is_racing):

@@ -34,7 +34,7 @@ PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation n
 
 
 def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
-    """Divide the rounds first..end-1 into windows; yield each window with the next one, which is empty at the end."""
+    """Divide the rounds first..end-1 into windows; yield each window and the next window, which is empty at the end."""
     size = max(1, prefetch)
     for start in range(first, end, size):
         middle = min(start + size, end)
