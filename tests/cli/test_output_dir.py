@@ -91,7 +91,10 @@ def test_a_finished_run_is_not_trained_again_and_the_command_says_so(quiet, worl
     before = files(world / "trained")
     again = glasu("train", world / "run.toml", "--out", world / "trained", *quiet)
     assert again.returncode == 0
-    assert f"{world / 'trained'}: this run is finished, see report.json there; --fresh or another" in again.stdout
+    assert (
+        f"{world / 'trained'}: this run is finished, see report.json there; to train again, give --fresh"
+        in again.stdout
+    )
     assert again.stderr == ""
     assert files(world / "trained") == before
 

@@ -164,7 +164,7 @@ def test_a_server_that_leaves_out_a_ledger_is_noticed(kits, tmp_path):
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
     error = cluster.join("b", role=ForgetsOneLedger).error()
     assert isinstance(error, ProtocolError)
-    assert "did not pass on the ledger of a" in str(error)
+    assert "did not forward the ledger head of a" in str(error)
     for role in (server, a, c):
         assert role.error() is not None
 

@@ -436,7 +436,7 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
     role.join(20)
     error = role.error()
     assert type(error) is ProtocolError
-    assert re.search("party 'b': training round 0 .* came a second time", str(error))
+    assert re.search("party 'b': training round 0 .* received twice", str(error))
     assert desk.session.set_aside(error)
     assert b.last_word().fields["code"] == "invalid_message"
     assert desk.session.connected() == {"a": True, "b": False}
@@ -467,7 +467,7 @@ def test_repeats_reordering_and_two_contents_end_as_in_a_plain_model(in_order, r
             desk.session.receive(request)
         kind = EquivocationError if chunk < expected and accepted[chunk] != content else ProtocolError
         assert type(caught.value) is kind
-        assert ("came a second time" in str(caught.value)) == (chunk < expected and kind is ProtocolError)
+        assert ("received twice" in str(caught.value)) == (chunk < expected and kind is ProtocolError)
         break
     a.end()
 
@@ -713,7 +713,7 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
     assert times[0] <= 15
     assert max(later - earlier for earlier, later in pairwise(times)) <= 65
     assert times[-1] > 1700
-    told = "the server is waiting for b to join since "
+    told = "the server has been waiting for b to join for "
     wait_for(lambda: any(told in str(control.fields.get("line")) for control in a.controls()))
     assert all("(b: not connected, start it there)" in line for line in desk.log if told in line)
 
@@ -879,6 +879,6 @@ def test_another_content_under_one_key_names_both_digests_and_changes_nothing():
     receipts.take(about(1), b"\1" * 32)
     with pytest.raises(EquivocationError, match=f"{'01' * 32} and {'02' * 32}"):
         receipts.take(about(1), b"\2" * 32)
-    with pytest.raises(ProtocolError, match="came a second time"):
+    with pytest.raises(ProtocolError, match="received twice"):
         receipts.take(about(1), b"\1" * 32)
     receipts.take(about(1, layer=2), b"\2" * 32)

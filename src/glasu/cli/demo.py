@@ -36,10 +36,12 @@ DEMO_METHODS = {  # name in the table -> name of the settings, in the order of t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=parse_path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
+        "--out", type=parse_path, default=Path("runs/demo"), metavar="DIR", help="output folder (default: runs/demo)"
     )
-    parser.add_argument("--rounds", type=int, default=120, metavar="T", help="rounds per method (120)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of data, splits and weights (0)")
+    parser.add_argument("--rounds", type=int, default=120, metavar="T", help="rounds per method (default: 120)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of data, splits and weights (default: 0)"
+    )
 
 
 def demo_config(num_rounds: int, seed: int) -> RunConfig:

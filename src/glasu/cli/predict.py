@@ -1,7 +1,7 @@
 """glasu predict: predict the class, or the number, of every common node with a trained model.
 
 It runs exact joint inference of all parties in one process. The columns are id, prediction, and p_<class> per class.
-Releases are entered in the ledgers of RUN_DIR.
+Releases are recorded in the ledgers of RUN_DIR.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
     parser.add_argument(
-        "--parties", metavar="A,B", help="after training with party dropout: predict without the others"
+        "--parties", metavar="A,B", help="after training with party dropout: predict with these parties only"
     )
     add_policy(parser, "of each party's folder")
     parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")

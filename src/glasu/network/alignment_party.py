@@ -1,4 +1,4 @@
-"""A party's part of a private alignment: blind ids, and write alignment.parquet beside the tables."""
+"""A party's part of a private alignment: blind ids, and write alignment.parquet next to the tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         Args:
             options: the options of the command.
             max_ids: the size of the largest set that this party accepts from another party.
-            secret: this party's scalars derive from it; None: new random bytes.
+            secret: the bytes from which this party's scalars are derived; None: new random bytes.
         """
         super().__init__(options, None)
         self.manifest, self.ids = read_normalized_ids(options.out)

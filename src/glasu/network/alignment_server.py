@@ -1,4 +1,4 @@
-"""The server's part of a private alignment: pass blinded sets on, compare them, and report counts. No torch here."""
+"""The server's part of a private alignment: forward blinded sets, compare them, and report counts. No torch here."""
 
 from __future__ import annotations
 

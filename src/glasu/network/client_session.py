@@ -20,7 +20,7 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
 FAREWELL = 2.0  # seconds to wait for the end of a stream to reach the server
-LAST_WORD = 10.0  # seconds to wait until the reason of a failure is sent
+LAST_WORD = 10.0  # seconds to wait until the reason for a failure is sent
 ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
 
 
@@ -88,7 +88,7 @@ class ClientSession:
         """Send a message; wait while the window is full.
 
         It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
-        read, and only `receive` reads. So both sides would wait for each other. The message then stays in this party's
+        read, and only `receive` reads, so both sides would wait for each other. The message then stays in this party's
         memory.
         """
         connection, content = self.connection, encode(message)

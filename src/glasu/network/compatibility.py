@@ -109,7 +109,7 @@ def compare_facts(roles: Mapping[str, Facts], checks: Collection[str] = CHECKS) 
         for name in rule.facts if rule.check in checks else ():
             stated = {role: getattr(facts, name) for role, facts in roles.items() if getattr(facts, name) is not None}
             if len(set(stated.values())) > 1:
-                if name == "extensions":  # list only the extensions that some role lacks
+                if name == "extensions":  # list only the extensions that are missing at some role
                     common = set.intersection(*map(set, stated.values()))
                     stated = {role: tuple(each for each in own if each not in common) for role, own in stated.items()}
                 found.append(Difference(LABELS[name], stated, rule))
@@ -138,7 +138,7 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
 
 
 def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
-    """Raise RefusalError if a prepared party leaves out a fact that must be compared."""
+    """Raise RefusalError if a prepared party omits a fact that must be compared."""
     ids = OTHER_PARTY_STATES if facts.alignment == NOT_ALIGNED else ALIGNED_PARTY_STATES
     own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else (*EVERY_PARTY_STATES, *ids)
     required = [*(name for name in LABELS if getattr(server, name) is not None), *own]
@@ -156,7 +156,7 @@ def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> li
     """Return a warning for each role that has the same versions but other builds."""
     found = {other: compare_facts({other: stated, party: facts}, ("builds",)) for other, stated in others.items()}
     return [
-        f"{party}: another build than at {other}, so last bits may differ: {in_one_line(differences)}."
+        f"{party}: its build differs from that at {other}, so last bits may differ: {in_one_line(differences)}."
         for other, differences in found.items()
         if differences
     ]
@@ -270,7 +270,7 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
 
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
-    """Refuse a kit whose keys prove nothing, if the run has masks."""
+    """If the run has masks, refuse a kit whose keys do not prove who made them."""
     if needs_keys(config) and (error := find_kit_error(kit, roster)):
         why = f'privacy.secure_aggregation="masks", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)

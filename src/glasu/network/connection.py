@@ -28,7 +28,7 @@ from glasu.pki.kit import Kit
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, even if `wait` is shorter
 SILENT_AFTER = 10.0  # seconds without any frame after which the party logs that the server is silent
-TOLD_EVERY = 30.0  # seconds between two log lines about the same absence
+LOGGED_EVERY = 30.0  # seconds between two log lines about the same absence
 LONGEST_SILENCE = 300.0  # seconds; a server that waits for a party sends a notice every minute
 LINE = Callable[[Kit, str, FrameStream, Callable[[Line, bytes | Disconnection], None]], Line]
 
@@ -43,16 +43,16 @@ class Dialing:
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # so that not all parties connect at the same time
+    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties' attempts
     open_line: LINE = Line
 
 
 class Inbound:
-    """The state of the current line: control messages outside the sequence, and the reason of its end."""
+    """The state of the current line: control messages outside the sequence, and the reason for its end."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.error: GlasuError | None = None  # the server's reason to end the session, or an invalid frame
+        self.error: GlasuError | None = None  # the server's reason for ending the session, or an invalid frame
         self.begin_line()
 
     def begin_line(self) -> None:
@@ -62,7 +62,7 @@ class Inbound:
 
 
 class Connection:
-    """Numbered frames to and from the server, over one stream after the other."""
+    """Numbered frames to and from the server, over a sequence of streams."""
 
     def __init__(self, dialing: Dialing, hello: Callable[[], Payload]) -> None:
         """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
@@ -99,8 +99,8 @@ class Connection:
             if ended.code.is_final:
                 raise TransportError(f"this party does not accept the server at {address}: {why}.")
             waited = dialing.clock() - since
-            if ended != said or dialing.clock() - at >= TOLD_EVERY:
-                long = f" since {waited:.0f} s" if waited >= TOLD_EVERY else ""
+            if ended != said or dialing.clock() - at >= LOGGED_EVERY:
+                long = f" since {waited:.0f} s" if waited >= LOGGED_EVERY else ""
                 left = max(0.0, dialing.wait - waited)
                 dialing.log.info(
                     "this party is waiting for the server at %s%s: %s. It tries again for %.0f s.",
@@ -111,7 +111,7 @@ class Connection:
                 )
                 said, at = ended, dialing.clock()
             if ended.code is ConnectionCode.CLOSED:
-                self._delay = FIRST_DELAY  # a flood may hold all places at the server: the next attempt may get one
+                self._delay = FIRST_DELAY  # a flood may occupy all places at the server; retry soon
             if waited + self._delay > dialing.wait:
                 raise AbsenceError(
                     f"waited {dialing.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
@@ -177,7 +177,7 @@ class Connection:
         self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
 
     def _try_once(self) -> control.Welcome | Disconnection:
-        """Open one stream; return the welcome, or the reason of the failure."""
+        """Open one stream; return the welcome, or the reason for the failure."""
         payload = self._hello()  # computed before the stream opens, because the server waits for the hello only briefly
         inbound, dialing = self._inbound, self._dialing
         with self.changed:
@@ -207,12 +207,12 @@ class Connection:
         if silent < told:
             return told
         self._dialing.log.info("the server at %s has been silent for %.0f s.", self._dialing.address, silent)
-        return silent + TOLD_EVERY
+        return silent + LOGGED_EVERY
 
     # --- for gRPC's reader ------------------------------------------------------------------------
 
     def _arrive(self, line: Line, event: bytes | Disconnection) -> None:
-        """Take a frame, or the end of a line."""
+        """Process a frame, or the end of a line."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)
             with self.changed:

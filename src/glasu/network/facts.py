@@ -1,8 +1,8 @@
 """Facts: the statements of a role about itself in the handshake. The server compares those of all roles.
 
-Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
-single id could be guessed. Digests of ids are HMACs under keys that the server lacks: that of the alignment, or those
-of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
+Facts are versions, counts and digests of whole lists. They never contain an id, a label or a feature, or the digest of
+a single id, because an attacker could guess it. Digests of ids are HMACs under keys that the server does not have: the
+key of the alignment, or keys of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Facts:
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC, of aligned parties
     id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
-    share: Short | None = None  # of other parties: the public key of this process, and HMACs for the others
+    share: Short | None = None  # of parties that are not aligned: public key of this process, and HMACs for the others
     id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
@@ -87,8 +87,8 @@ def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | Non
     """Return the facts of a party.
 
     Args:
-        party: its data; None if the data could not be read.
-        purpose: of the session.
+        party: the party's data; None if the data could not be read.
+        purpose: the purpose of the session.
         id_keys: the keys of this process, for ids of a party that is not aligned.
         more: facts that depend on the settings, such as those of `label_facts`.
     """
@@ -111,7 +111,7 @@ def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | Non
 
 
 def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Replace the HMACs for single parties by facts that can be compared: equal ids get equal values.
+    """Replace the HMACs for single parties with facts that can be compared: equal ids get equal values.
 
     The value names the first party with these ids. Ids that were not compared yet count as equal.
     """
@@ -125,7 +125,7 @@ def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
 
 
 def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
-    """Return a value of one fact for every party that is not aligned: equal values for equal ids."""
+    """Return the value of one fact for every party that is not aligned: equal values for equal ids."""
     values: dict[str, str] = {}
     for party, facts in parties.items():
         if facts.share is None:
@@ -150,7 +150,7 @@ def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str
 
 
 def _find_tag(parties: Mapping[str, Facts], party: str, other: str) -> IdTag | None:
-    """Return the tag that a party has made for the present process of another one."""
+    """Return the tag that a party has made for the current process of another party."""
     tags = (tag for tag in parties[party].id_tags if tag.party == other and tag.share == parties[other].share)
     return next(tags, None)
 

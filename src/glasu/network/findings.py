@@ -50,7 +50,7 @@ class Diagnosis:
         ]
 
     def summary(self, what: str = "train together") -> str:
-        """Return the diagnosis in one or two sentences; `what` the roles can do if they are ready."""
+        """Return the diagnosis in one or two sentences; `what` names the purpose that the roles are ready for."""
         bad, warnings = self._select("bad"), len(self._select("warning"))
         noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
         if not bad:

@@ -5,9 +5,9 @@ control   a JSON object, see `control.py`
 piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order
 ack       no body: only the number received
 
-Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
-Number 0 is outside the sequence: hello and welcome, acks, notices, and the last words of either side. Such frames
-may be lost. This module has no locks: a session holds its lock when it calls it.
+The frames of one direction are numbered from 1, across all streams of the same two processes. Number 0 is outside the
+sequence: hello and welcome, acks, notices, and the last message of either side. Such frames may be lost. This module
+has no locks: a session holds its lock when it calls it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
 
 
 class Outbox:
-    """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
+    """Frames of one direction until they are acknowledged. After a break, `rewind` makes them be sent again."""
 
     def __init__(self, window: int = WINDOW) -> None:
         """Begin with frame 1. At most `window` bytes and one frame are in flight."""
@@ -122,7 +122,7 @@ class Outbox:
     def acknowledge(self, number: int) -> None:
         """Free every frame up to this number."""
         if number > self._highest:
-            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last one sent.")
+            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last frame sent.")
         while self._first <= number:
             _, head, rest = self._frames.popleft()
             size = len(head) + len(rest) + OVERHEAD
@@ -161,10 +161,10 @@ class Channel:
         self._unacknowledged = 0  # bytes received since then
 
     def accept(self, frame: Frame) -> bool:
-        """Record a frame's numbers; return True for the next frame, False for a repeated one. A gap is an error."""
+        """Record a frame's numbers; return True for the next frame, False for a repeated frame. A gap is an error."""
         self.outbox.acknowledge(frame.acknowledged)
         if frame.number > self.received + 1:
-            raise ProtocolError(f"frame {frame.number} came, but {self.received + 1} is the next one.")
+            raise ProtocolError(f"expected frame {self.received + 1}, got frame {frame.number}.")
         if frame.number <= self.received:
             return False
         self.received = frame.number
@@ -211,7 +211,7 @@ class Channel:
 
 
 class Assembler:
-    """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
+    """Puts the pieces of a message into one buffer, which is allocated after the message's header is accepted."""
 
     def __init__(self) -> None:
         self._head: Head | None = None  # header of the incomplete message
@@ -232,7 +232,7 @@ class Assembler:
         content = piece[_PIECE.size :]
         if self._head is None:
             if offset:
-                raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
+                raise ProtocolError(f"expected the first piece of a message, got one at {offset} of {total} bytes.")
             head = read_header(content, total)
             admit(head, total)
             self._head, self._buffer, self._filled = head, allocate(total), 0

@@ -29,7 +29,7 @@ TOO_LARGE = (
 
 
 def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
-    """Refuse a roster that has invalid names, names this party otherwise, or does not fit the settings."""
+    """Refuse a roster that has invalid names, lists this party under another name, or does not fit the settings."""
     roster, index, num_clients = offered.roster, offered.index, config.data.num_clients
     listed = printable(", ".join(roster), MAX_REASON)
     if len(roster) != num_clients or index >= num_clients:
@@ -101,8 +101,8 @@ def build_client(
         index: the party's position in the roster.
         roster: the parties in client order.
         clock: measures its computing time.
-        preparation: of the features, from a trained model; None: fitted to the data.
-        secret: of the party; None where the client neither trains nor sends.
+        preparation: the preparation of the features of a trained model; None: fit it to the data.
+        secret: the secret of the party; None if the client neither trains nor sends.
         signer: signs the keys of masks.
     """
     return Client(

@@ -115,7 +115,7 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        # A known key is always an error, but only the complete message shows which error: see `Receipts`.
+        # A known key is always an error, but the kind of error depends on the complete message: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
@@ -145,7 +145,7 @@ class PeerFrames:
         state = self._roster.run.state
         welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
         if peer.stream is not None:
-            why = f"a newer process of party {peer.name!r} has taken its place."
+            why = f"a newer process of party {peer.name!r} has replaced it."
             peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
         peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
@@ -194,14 +194,14 @@ class PeerFrames:
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
         peer.machine.advance(PeerEvent.PREPARE)
         if peer.state is PeerState.DISMISSED:
-            return  # the run ended while the statement was on its way
+            return  # the run ended while the statement was in transit
         try:
             lines = self._handshake.prepare(peer.name, statement)
         except RefusalError as refusal:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        if not peer.was_asked:  # it has logged this before
+        if not peer.was_asked:  # otherwise this was logged before
             self._roster.log.write(f"{peer.name}: prepared.", peer.name)
         peer.was_asked = False
         for line in lines:
@@ -212,7 +212,7 @@ class PeerFrames:
         """Process the last message of a party, which ends the stream."""
         if isinstance(word, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
-            if self._roster.run.state in RUN_ENDED:  # the run ended while the message was on its way
+            if self._roster.run.state in RUN_ENDED:  # the run ended while the message was in transit
                 self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
                 return
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
@@ -230,7 +230,7 @@ class PeerFrames:
     # --- refusals -------------------------------------------------------------------------
 
     def may_return(self, error: Exception) -> bool:
-        """Return whether the run waits for a party after this error. Two contents under one key always abort it."""
+        """Return whether the run waits for a party after this error. Two contents under one key always abort."""
         return self._on_invalid_message == "wait" and not isinstance(error, EquivocationError)
 
     def expel(self, peer: Peer, reason: str) -> None:
@@ -267,7 +267,7 @@ class PeerFrames:
             why = f"the server failed when party {peer.name!r} connected: {why}"
             self._abort(stream, TrainingError(why, code="server_failed"))
         elif peer.stream is not stream:
-            if stream.is_open:  # else a newer stream has replaced it
+            if stream.is_open:  # otherwise a newer stream has replaced it
                 self._refuse(peer, stream, RefusalError(Code.INVALID_HELLO, why))
         elif self.may_return(error):
             self.expel(peer, why)
@@ -282,7 +282,7 @@ class PeerFrames:
     # --- the end of a stream --------------------------------------------------------------
 
     def dismiss(self, peer: Peer) -> None:
-        """Send the goodbye of a complete run to a party, on this stream or on a later one."""
+        """Send the goodbye of a complete run to a party, on this stream or a later one."""
         if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
             peer.machine.advance(PeerEvent.DISMISS)
             peer.send_control(control.Goodbye(self._roster.farewell))

@@ -51,7 +51,7 @@ class Predicted:
     It is empty if the party requested no nodes, or if another party has the labels.
     """
 
-    nodes: NodeSet  # positions: first the requested ones in their order, then those that others requested
+    nodes: NodeSet  # positions: first the requested nodes in their order, then those that others requested
     scores: NDArray[Any]
     file: Path | None
     missing: tuple[str, ...] = ()  # parties of the training that did not take part
@@ -141,7 +141,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         if present != tuple(name for name in self.roster if name in present) or self.party.name not in present:
             raise ProtocolError(
                 f"the server proposed a prediction by {printable(', '.join(present), MAX_REASON) or 'no party'}; "
-                f"expected parties of {', '.join(self.roster)} in this order, {self.party.name} among them."
+                f"expected some of {', '.join(self.roster)} in this order, including {self.party.name}."
             )
         if present != self.roster:
             check_present(self.model.config, self.roster, present)
@@ -163,7 +163,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
-            self.options.log.info("party %r has the labels and receives the predictions; this party none.", owner)
+            self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
         cost, present = self.telemetry.cost(), client.identity.names
         missing = tuple(name for name in self.roster if name not in present)
         stored = self.model.find_subset(present) if missing else None

@@ -82,7 +82,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
-        self._present: tuple[str, ...] = ()  # of the last attempt
+        self._present: tuple[str, ...] = ()  # the parties of the last attempt
         facts = server_facts("prediction", training=training)
         super().__init__(options, facts, config, run, self.state, scope=training)
         self._trained = open_serving(options.out).value
@@ -90,7 +90,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""
         self.state.update(run=self.run, processes={}, attempt=0)
-        if self.state.value.ledger_scope != self._trained.ledger_scope:  # of an earlier training in this folder
+        if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
         parties, log = ", ".join(self.options.kit.roster), self.options.log
         log.info("prediction: this server and all of %s must stay online until it is done.", parties)
@@ -108,7 +108,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and all state the same.
+        # The parties know which model was selected, and all of them state the same.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 

@@ -53,7 +53,7 @@ class RunState(enum.Enum):
     COMPLETE = "complete"  # every party has reported its results; the server writes its report
     RESTARTING = "restarting"  # the attempt is void because its parties changed; gather them for the next one
     CLOSED = "closed"  # the server says goodbye to the parties
-    LEAVING = "leaving"  # this process was interrupted; another one can resume the run
+    LEAVING = "leaving"  # this process was interrupted; another process can resume the run
     FAILED = "failed"
 
 

@@ -42,7 +42,7 @@ from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
-ALONE = "alone"  # folder below that of the checkpoints
+ALONE = "alone"  # subfolder of the checkpoint folder
 DEFAULTS = RunConfig().flatten()
 
 
@@ -52,7 +52,7 @@ class PartyCheckpoint:
 
     client: ClientState
     cost: Cost
-    evaluations: tuple[Evaluation, ...] = ()  # where scores stay at the parties
+    evaluations: tuple[Evaluation, ...] = ()  # only if scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[dict[str, Any]]):
@@ -157,7 +157,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         if not self.fresh and self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
-                "the server's settings are not those with which this run began. Serve those again, or start over with "
+                "the server's settings have changed since this run began. Restore them there, or start over with "
                 "--fresh at the server and at every party.",
             )
         return config, party
@@ -174,7 +174,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         client, state = self.client, self._first
         evaluations: tuple[Evaluation, ...] = ()
         if attempt.present != client.identity.names:
-            raise ProtocolError("the server left out a party; a training needs all parties.")
+            raise ProtocolError("the server omitted a party; a training needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
         self.settle()
@@ -322,7 +322,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             differences = min((compare_with_agreed(self.party.name, each, config) for each in candidates), key=len)
             if differences:
                 raise ConfigError(
-                    f"{out}: holds a finished run with other settings than those of --expect: "
+                    f"{out}: holds a finished run whose settings differ from --expect: "
                     f"{in_one_line(differences)}; for another training give another --out."
                 )
         self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)

@@ -113,7 +113,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return {0: START} if self.starts_over else self.saver.store.digests()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
-        """Choose the latest round of which all roles have a checkpoint, and build the server for it."""
+        """Choose the latest round for which all roles have a checkpoint, and build the server for it."""
         self.saver.settle()
         statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})

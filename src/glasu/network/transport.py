@@ -39,7 +39,7 @@ ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accep
 # KB of memory.
 HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
 PLACES = 1024  # TCP connections at the server, in addition to twice the streams that its parties may open
-UNHEARD, OPEN = 2, 4  # most concurrent streams of one party: before its hello, and in total
+UNHEARD, OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -203,7 +203,7 @@ class Listener(AbstractContextManager["Listener"]):
         threading.Thread(target=self._patrol, name="glasu-patrol", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
-        """End all streams after a short time for frames that wait."""
+        """End all streams after a short time for queued frames."""
         self._over.set()
         self._server.stop(grace=1.0).wait(3.0)
 
@@ -289,7 +289,7 @@ def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Line:
-    """A party's end of one stream. A separate thread gives incoming frames to the session."""
+    """A party's end of one stream. A separate thread passes incoming frames to the session."""
 
     def __init__(
         self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[Line, bytes | Disconnection], None]
@@ -305,7 +305,7 @@ class Line:
         """
         _refuse_older_tls()
         self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
-        self._opening = threading.Lock()  # of the channel, against `close`
+        self._opening = threading.Lock()  # guards the channel while it is opened, against `close`
         self._channel: Any = None
         self._ended = threading.Event()
         self._is_pinned = SERVER_NAME in kit.pins
@@ -349,7 +349,7 @@ class Line:
         return None
 
     def _read(self) -> Disconnection:
-        """Pass frames on until the stream ends; return the reason."""
+        """Pass frames to the session until the stream ends; return the reason."""
         ended = Disconnection(ConnectionCode.CLOSED)
         served = False
         try:
@@ -363,12 +363,12 @@ class Line:
             found = probe(self._kit, self._address)
             if isinstance(found, Disconnection) and found.code not in VAGUE:
                 ended = found
-        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # not the pinned one, that is
+        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # here: not the pinned certificate
             return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections found two certificates")
         return ended
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the stream, after up to `seconds` for frames that wait."""
+        """End the stream, after up to `seconds` for queued frames."""
         self.stream.close()
         if seconds:
             self._ended.wait(seconds)
@@ -397,11 +397,11 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
 AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` finds more
-VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` finds these, gRPC's text says more
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` returns these, gRPC's text is more precise
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the code for the error of a gRPC call: from our server's metadata, else from gRPC's text."""
+    """Return the code for the error of a gRPC call: from the server's metadata, or else from gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
@@ -435,6 +435,6 @@ def _why_not_bound(address: str) -> str:
 def _refuse_older_tls() -> None:
     if not ONLY_TLS_1_3:
         raise TransportError(
-            "grpc was imported before glasu could restrict it to TLS 1.3, so it would also speak TLS 1.2; call "
+            "grpc was imported before glasu could restrict it to TLS 1.3, so it would also accept TLS 1.2; call "
             "glasu.pki.tls.require_tls_1_3() before the first `import grpc` of this program."
         )

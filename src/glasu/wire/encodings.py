@@ -26,7 +26,8 @@ from glasu.wire.message_key import Key
 from glasu.wire.packing import pack, unpack
 
 Array = NDArray[Any]
-# change: of a representation. owner gradient: that of the one party with labels, which is encrypted for the others.
+# change: a change of a representation. owner gradient: the gradient of the only party with labels, encrypted for the
+# others.
 Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
@@ -169,9 +170,9 @@ class Int8(Encoding):
     keep their bytes when they are concatenated or split. A row with NaN or infinity is refused, because no step can
     represent it.
 
-    Rounding is to nearest or stochastic. Stochastic rounding goes up with a probability equal to the remainder, so the
-    expected value is exact, even for values far below the largest of their row. The random numbers are a function of
-    (seed, phase, round, layer, sender, row, column).
+    Rounding is to nearest or stochastic. Stochastic rounding rounds up with a probability equal to the remainder, so
+    the expected value is exact, even for values far below the largest of their row. The random numbers are a function
+    of (seed, phase, round, layer, sender, row, column).
     """
 
     width: int
@@ -282,7 +283,7 @@ class Integers(Encoding):
 
     @property
     def packed_bits(self) -> int:
-        """The bits of an integer in the message."""
+        """The number of bits of an integer in the message."""
         return (2 * self.largest).bit_length()
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -421,7 +422,7 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
     the rounding error is part of the next change.
 
-    With masks, all three are integers in a ring as wide as the precision; those of class probabilities have 32 bits.
+    With masks, all kinds of tensors are integers in a ring as wide as the precision; class probabilities have 32 bits.
 
     Args:
         config: the settings.

@@ -70,7 +70,7 @@ def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]
 
 
 def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
-    """Return the gaps that end in these bytes, and the number of bytes they take; the last gap may be incomplete."""
+    """Return the complete gaps in these bytes, and the number of bytes they take; the last gap may be incomplete."""
     ends = np.flatnonzero(data < 0x80)
     size = int(ends[-1]) + 1 if len(ends) else 0
     starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
@@ -90,7 +90,7 @@ def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
 
 
 def is_increasing(nodes: NDArray[Any]) -> bool:
-    """Return whether every id is greater than the one before."""
+    """Return whether every id is greater than its predecessor."""
     return bool((nodes[1:] > nodes[:-1]).all())
 
 

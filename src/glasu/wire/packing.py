@@ -1,4 +1,4 @@
-"""Integers of a few bits without gaps between them, row by row."""
+"""Pack integers of a few bits without gaps between them, row by row."""
 
 from __future__ import annotations
 

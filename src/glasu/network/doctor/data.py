@@ -24,7 +24,7 @@ from glasu.runtime.client_ledger import check_training
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
-SPARE = 16 << 20  # bytes for the report, and because the file system rounds sizes up
+SPARE = 16 << 20  # bytes for the report, and for file sizes that the file system rounds up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:

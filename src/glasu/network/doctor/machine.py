@@ -42,7 +42,7 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
 
 
 def explain_error(check: str, error: GlasuError, log: logging.Logger, said: str = "") -> Finding:
-    """Return the finding for an error. All roles see `said` or the public message; the log has the whole message."""
+    """Return the finding for an error. All roles see `said` or the public message; the log has the complete message."""
     log_detail(log, check, str(error))
     return Finding(check, "bad", said or error.public_message)
 
@@ -113,7 +113,7 @@ def _check_folder(
 ) -> list[Finding]:
     parent = _existing_parent(options.out)
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another folder")]
     if options.fresh:
         count = len(list((options.out / CHECKPOINTS).glob(f"*{SUFFIX}")))
         return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []

@@ -1,4 +1,4 @@
-"""A party in a dry run: check its own machine and data, state counts and digests, and receive the diagnosis."""
+"""A party in a dry run: check its machine and data, state counts and digests, and receive the diagnosis."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from glasu.records import to_plain
 
 DRY_RUN = "dry-run"  # used in place of a run id
 DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
-ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it say?")
+ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
 
 class DryRunServer(ServerPurpose[Diagnosis]):
