@@ -75,7 +75,7 @@ def test_releases_of_a_row_are_counted_by_kind_and_layer():
     ledger = guard(max_releases_per_row=2)
     enter(ledger, nodes=np.array([0, 1, 2, 3, 4]))
     enter(ledger, nodes=np.array([3, 4, 5, 6, 7]))
-    assert_refused(ledger, "max_releases_per_row = 2: a row of it was released 2 times", nodes=np.array([2, 4, 8]))
+    assert_refused(ledger, "max_releases_per_row = 2: one of its rows was released 2 times", nodes=np.array([2, 4, 8]))
     enter(ledger, nodes=np.array([0, 1, 9]))
     enter(ledger, key=KEY.at(3), nodes=np.array([3, 4]))
     enter(ledger, "probabilities", nodes=np.array([3, 4]))
