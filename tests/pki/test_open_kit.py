@@ -62,7 +62,7 @@ def test_a_kit_is_not_valid_before_its_clock_skew_nor_after_its_expiry(kits):
     for moment in (first, kit.expires):
         assert open_kit(kits / "a", now=moment).name == "a"
     refused(kits / "a", "certificate.pem", "expired on", "renewed", now=kit.expires + second)
-    refused(kits / "a", "not valid before", "is the clock right?", now=first - second)
+    refused(kits / "a", "not valid before", "is the clock correct?", now=first - second)
 
 
 def test_after_ten_years_the_ca_is_named(kits):
@@ -234,6 +234,6 @@ def test_a_kit_of_another_schema_is_refused(copy):
 
 def test_what_is_no_kit_is_refused_with_a_hint(kits, tmp_path):
     refused(tmp_path / "nowhere", "no such folder")
-    refused(tmp_path, "is no kit")
-    refused(kits / "ca", "is no kit")
+    refused(tmp_path, "is not a kit")
+    refused(kits / "ca", "is not a kit")
     refused(kits, "holds several kits", "server")

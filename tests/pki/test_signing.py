@@ -385,10 +385,10 @@ def test_a_second_pin_must_be_that_of_the_first(federation):
 @pytest.mark.parametrize(
     ("peers", "words"),
     [
-        ({"b": DIGITS[:19]}, "is no fingerprint of 20 to 64 hexadecimal digits"),
-        ({"b": "x" * 24}, "is no fingerprint"),
-        ({"b": "0" * 65}, "is no fingerprint"),
-        ({"b": ""}, "is no fingerprint"),
+        ({"b": DIGITS[:19]}, "is not a fingerprint of 20 to 64 hexadecimal digits"),
+        ({"b": "x" * 24}, "is not a fingerprint"),
+        ({"b": "0" * 65}, "is not a fingerprint"),
+        ({"b": ""}, "is not a fingerprint"),
         ({"a": DIGITS}, "'a' is the name in this kit"),
         ({"x/y": DIGITS}, "--peers x/y="),
     ],

@@ -102,7 +102,7 @@ def test_a_cut_tail_is_found_by_the_report_or_by_the_memory_of_others(run_dir, k
     failures = list_failures(run_dir)
     assert any("report.json: b: the ledger had" in each for each in failures)
     if kept == -4:  # the last record of each ledger holds the heads of the others before it
-        assert any("memory about b: a saw" in each for each in failures)
+        assert any("recorded heads of b: a saw" in each for each in failures)
 
 
 def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
@@ -116,7 +116,7 @@ def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     train(run_dir)
     for name in "ac":
         (run_dir / f"{name}.jsonl").replace(run_dir / "ledger" / f"{name}.jsonl")
-    assert any("memory about b" in each and "saw" in each for each in list_failures(run_dir))
+    assert any("recorded heads of b" in each and "saw" in each for each in list_failures(run_dir))
 
 
 def test_less_in_the_ledger_than_in_the_traffic_is_a_failure_and_more_is_a_note(run_dir):

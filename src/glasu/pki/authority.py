@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.pki.identity import USAGE, identity_uri, parse_hosts, role_of
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
-CLOCK_SKEW = timedelta(minutes=5)  # validity begins this time before the issue, for peers with slow clocks
+CLOCK_SKEW = timedelta(minutes=5)  # validity begins this long before the issue, for peers with slow clocks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def make_authority(now: datetime) -> Signed:
 
 
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
-    """Make a new key and a certificate: for the server if hosts are given, else for a party."""
+    """Make a new key and a certificate: for the server if hosts are given, otherwise for a party."""
     key = ec.generate_private_key(ec.SECP256R1())
     return Signed(certify(authority, name, key.public_key(), hosts, now, days), key)
 
@@ -59,7 +59,7 @@ def certify(
     now: datetime,
     days: int,
 ) -> x509.Certificate:
-    """Make a certificate for a public key: for the server if hosts are given, else for a party."""
+    """Make a certificate for a public key: for the server if hosts are given, otherwise for a party."""
     role, last = role_of(name), authority.certificate.not_valid_after_utc
     left = (last - now).days
     if not 1 <= days <= left:
@@ -84,7 +84,7 @@ def certify(
 def sign_revocation_list(
     authority: Signed, revoked: Mapping[str, datetime], now: datetime
 ) -> x509.CertificateRevocationList:
-    """Sign a list of revoked serial numbers, which are hexadecimal. The number of a list grows with time."""
+    """Sign a list of revoked serial numbers, which are hexadecimal. The number of a list increases with time."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)

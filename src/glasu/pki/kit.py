@@ -6,7 +6,7 @@ key.pem           its private key, readable by its owner only
 secret.hex        at a party, from its first use: its secret, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
 pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
-request.pem       where the key was made here: its signing request, see glasu.pki.request
+request.pem       if the key was made here: its signing request, see glasu.pki.request
 revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
@@ -175,7 +175,7 @@ def check_key(path: Path, own: CertificateInfo) -> bytes:
         raise TransportError(f"{path}: does not hold a private key in PEM form, unencrypted; {_ADVICE}.") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != own.certificate.public_key().public_bytes(*form):
-        raise TransportError(f"{path}: does not belong to the certificate beside it; are files of two kits mixed?")
+        raise TransportError(f"{path}: does not belong to the certificate next to it; are files of two kits mixed?")
     return content
 
 
@@ -190,7 +190,7 @@ def _check_folder(folder: Path) -> None:
                 f"{folder}: waits for its certificate; send {REQUEST} to the CA (`glasu provision sign`) and copy the "
                 "returned files here."
             )
-        raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
+        raise TransportError(f"{folder}: is not a kit, because it holds no {MANIFEST}; {_ADVICE}.")
 
 
 def _read(path: Path) -> bytes:
@@ -207,13 +207,13 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
         raise TransportError(f"{folder / CA}: is not the certificate of a CA; {_ADVICE}.")
     if not own.is_issued_by(authority.certificate):
         raise TransportError(
-            f"{folder / CERTIFICATE}: was not signed by the CA beside it; are files of two kits mixed?"
+            f"{folder / CERTIFICATE}: was not signed by the CA next to it; are files of two kits mixed?"
         )
     if own.name is None or own.role != role_of(own.name):
         raise TransportError(f"{folder / CERTIFICATE}: names neither a party nor the server; {_ADVICE}.")
     for name, certificate in ((CA, authority), (CERTIFICATE, own)):
         if reason := certificate.validity_error(now):
-            advice = "ask for a renewed kit." if now > certificate.expires else "is the clock right?"
+            advice = "ask for a renewed kit." if now > certificate.expires else "is the clock correct?"
             raise TransportError(f"{folder / name}: {reason}; {advice}")
 
 
@@ -251,5 +251,5 @@ def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[str]
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise TransportError(f"{path}: does not hold a revocation list in PEM form; {_ADVICE}.") from None
     if not is_signed:
-        raise TransportError(f"{path}: was not signed by the CA beside it; {_ADVICE}.")
+        raise TransportError(f"{path}: was not signed by the CA next to it; {_ADVICE}.")
     return serials

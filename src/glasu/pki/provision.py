@@ -110,7 +110,7 @@ def make_federation(
         hosts: the hosts of the server.
         days: validity.
         now: the time.
-        keys: of all parties, if they made them themselves, and perhaps of the server; None: make trial kits.
+        keys: the public keys of all parties, and perhaps of the server, if they made them; None: make trial kits.
     """
     parse_hosts(hosts)
     own, names = make_authority(now), (SERVER_NAME, *parties)
@@ -166,7 +166,7 @@ def renew(
     """Make new keys and certificates for parties or the server, and retire the old kits.
 
     Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), so that there is time
-    to hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
+    to hand over the new kit. A kit that is no longer in `out` can be renewed as well. New `hosts` replace those in the
     server's certificate.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
@@ -238,7 +238,7 @@ def change_authority(
         authority: the CA.
         state: the new state of the CA, without the certificates to be issued.
         issued: the names that get a new kit.
-        retired: the names whose old kits are moved away.
+        retired: the names whose old kits are moved to retired/.
         days: validity of the new kits.
         keys: the public keys of parties that made their keys; their folders get no private key.
 

@@ -4,8 +4,8 @@ KIT/key.pem       the private key, readable by its owner only
 KIT/secret.hex    at a party: its secret
 KIT/request.pem   the request (PKCS #10) to send to the CA; not secret
 
-The CA returns ca.pem, certificate.pem and kit.toml, to the server also revoked.pem. With these beside the key, the
-folder is a kit.
+The CA returns ca.pem, certificate.pem and kit.toml, and to the server also revoked.pem. Copied to the folder of the
+key, they complete the kit.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def make_request(folder: Path, name: str) -> SigningRequest:
     """Make the key and the signing request of a party or the server in a new folder, and the secret of a party.
 
     Args:
-        folder: for the kit.
-        name: of the party, or SERVER_NAME. The CA adds the hosts of the server.
+        folder: the folder for the kit.
+        name: the name of the party, or SERVER_NAME. The CA adds the hosts of the server.
     """
     _check_name(name)
     key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {role_of(name)}"
@@ -108,7 +108,7 @@ def read_request(path: Path) -> SigningRequest:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name that no party can have; the server has its own."""
+    """Refuse a name that no party can have, except that of the server."""
     if name != SERVER_NAME:
         check_roster([name])
 

@@ -1,7 +1,7 @@
-"""Attack a recorded run: every attack for the server and for one party, beside chance and the role's own baseline.
+"""Attack a recorded run: every attack for the server and for one party, compared with chance and a baseline.
 
-The caller has the data of all parties, as a simulation does. The attacks read only what their role has; the data of the
-target scores the guesses, and is the part that the attacker is assumed to know.
+The caller has the data of all parties, as in a simulation. An attack reads only the messages and data of its role, and
+the part of the target's data that the attacker is assumed to know. The rest of the target's data scores the guesses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
 from glasu.wire.message_key import Phase
 
 MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
-KNOWN_LABELS = (1, 4)  # per class, of model completion
+KNOWN_LABELS = (1, 4)  # known labels per class, for model completion
 LABEL_SHARE, EDGE_SHARE, PART_R2 = "share of labels", "share of edges", "R2 of the part"
 
 
@@ -65,7 +65,7 @@ def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[Atta
     """Attack the run in the output folder of `glasu train --transcript`. The data is read again to score the guesses.
 
     Args:
-        folder: of the run.
+        folder: the output folder of the run.
         roles: the attackers; None: the server and the last party.
     """
     transcript = RecordedRun(folder / TRANSCRIPT)
@@ -104,14 +104,14 @@ def attack_run(
     """Carry out every attack that the recorded run allows.
 
     Args:
-        transcript: of the run.
+        transcript: the transcript of the run.
         parties: the data of all parties, in client order, as the run read them.
         roles: the attackers; None: the server and the last party. A party attacks the label owner, or the first other
             party.
         only: the attacks whose names start with one of these words; by default all.
         probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
         known_share: the share of the nodes whose features the attacker knows.
-        seed: of the attacker's draws.
+        seed: the seed of the attacker's draws.
     """
     names = transcript.manifest.parties
     if [party.name for party in parties] != list(names):
@@ -133,7 +133,7 @@ def attack_run(
 
 
 def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
-    """Edges from index sets."""
+    """Infer edges from index sets."""
     count = attacker.seen.num_nodes
     truth = _list_edges(attacker.victim)
     if not len(truth):
@@ -151,7 +151,7 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
-    """Labels from the gradient at H[L] and from H[L], if one party has the labels."""
+    """Infer labels from the gradient at H[L] and from H[L], if one party has the labels."""
     seen, known = attacker.seen, attacker.victim.labels
     is_owner = seen.config.train.labels == attacker.victim.name
     if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
@@ -218,7 +218,7 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
 
 
 def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
-    """Labels by model completion: a few labels of each class are known. The better one of the inputs counts."""
+    """Infer labels by model completion, given a few labels of each class. The input with the better score counts."""
     for count in KNOWN_LABELS:
         known = labels.choose_labelled(truth, count, attacker.seed)
         if known.all() or len(np.unique(truth[known])) < 2:
@@ -236,7 +236,7 @@ def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own:
 
 
 def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
-    """Features from representations: the rounds, one evaluation, all evaluations."""
+    """Infer features from representations: of the rounds, of one evaluation, and of all evaluations."""
     evaluations = attacker.seen.list_evaluations(attacker.target)
     nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
     truth = _read_features(attacker.victim)[nodes]
@@ -264,7 +264,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
         variants["one evaluation"] = [evaluations[0].rows]
     if len(evaluations) > 1:
         variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
-    if evaluations and attacker.seen.is_server:  # all that it can read if parts are masked
+    if evaluations and attacker.seen.is_server:  # with masks, the server can read nothing else
         sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
         variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
     for name, blocks in variants.items():
@@ -273,8 +273,8 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
-    """The representation of another party through the mean: a party subtracts its own part. Exact if M = 2."""
-    if attacker.own is None or attacker.seen.hides_parts:  # the record would not hold the truth
+    """Infer the representation of another party from the mean, minus the attacker's own part. Exact if M = 2."""
+    if attacker.own is None or attacker.seen.hides_parts:  # the transcript does not contain the true part
         return
     evaluations = attacker.seen.list_evaluations(attacker.target)
     if not evaluations:
@@ -293,7 +293,7 @@ def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
-    """Training nodes from index sets."""
+    """Infer the training nodes from index sets."""
     splits, seen = attacker.seen.splits, attacker.seen
     if splits is None:
         return
@@ -313,7 +313,7 @@ def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
-    """Training nodes from the certainty of predictions, against test nodes."""
+    """Distinguish training nodes from test nodes by the certainty of predictions."""
     nodes = np.concatenate([splits.train, splits.test])
     members = np.arange(len(nodes)) < len(splits.train)
     score = membership.area_under_curve(membership.certainty(probabilities[nodes]), members)
@@ -332,7 +332,7 @@ def _read_features(party: PartyData) -> Values:
 
 
 def _smooth_features(party: PartyData) -> Values:
-    """Return the features after two steps over the party's own edges: its baseline uses its graph as well."""
+    """Return the features after two propagation steps: the baseline of a party may also use the party's edges."""
     source, target = party.graph.edge_index()
     shape = (party.num_nodes, party.num_nodes)
     adjacency = sp.csr_array((np.ones(len(source)), (target, source)), shape) + sp.eye_array(party.num_nodes)

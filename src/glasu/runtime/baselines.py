@@ -22,7 +22,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 
     Args:
         config: the settings of the run, as requested.
-        load: returns the parties for settings.
+        load: returns the parties, given settings.
     """
     found: dict[str, Baseline] = {}
     trained: tuple[Client, ...] = ()

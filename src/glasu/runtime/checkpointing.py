@@ -41,7 +41,7 @@ from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
 CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
-HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
+HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
 ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
@@ -76,7 +76,7 @@ class _NoTensor:
 
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
-    """Replace every tensor below `value` by a reference to an entry of `arrays`."""
+    """Replace every tensor below `value` with a reference to an entry of `arrays`."""
     if isinstance(value, dict):
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
@@ -90,7 +90,7 @@ def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` by its tensor; an unknown reference stays and is refused later."""
+    """Replace every reference below `value` with its tensor; an unknown reference stays and is refused later."""
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -217,7 +217,7 @@ class Store:
         """Return `digests` of a run that resumes, and a line about each checkpoint that is not used.
 
         Refuse a run that has no intact checkpoint: it must not start over unless the user requests it. The exception is
-        a run of which only the first checkpoint was due, because it can start again from round 0.
+        a run that has written at most one checkpoint, because it can start again from round 0.
 
         Args:
             every: the number of rounds between two checkpoints.
@@ -267,7 +267,7 @@ class Store:
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
         except ValueError as error:
-            raise DataError(f"{path}: is damaged or was exchanged: {error}.") from None
+            raise DataError(f"{path}: is damaged or was replaced: {error}.") from None
         except OldSchemaError as error:
             raise OldSchemaError(
                 f"{path}: {error}; finish the run with that version, or start over with --fresh."
@@ -296,7 +296,7 @@ class Saver:
         self._writing: Future[str] | None = None
 
     def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
-        """Start to write a state, which must not change any more. `store` can be a store of another kind."""
+        """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
         self.settle()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
@@ -518,14 +518,14 @@ class SimulationCheckpoints:
     def running(self) -> Iterator[None]:
         """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
 
-        A run that diverged would diverge again, and without checkpoints other settings can use the folder.
+        A run that diverged would diverge again. Without its checkpoints, a run with other settings can use the folder.
         """
         try:
             yield
             self.settle()
         except BaseException as error:
             self._saver.close()
-            with suppress(OSError):  # report the first error, not that of saving the cost
+            with suppress(OSError):  # report the original error, not an error of saving the cost
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:

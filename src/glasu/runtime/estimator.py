@@ -117,7 +117,8 @@ class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """One regression model over several parties, whose labels are floats; see `GLASUClassifier` for the parameters.
 
-    The task is `regression`, whatever `config` says. `predict` returns numbers in the unit of the labels.
+    The task is always `regression`, even if `config` names another one. `predict` returns numbers in the unit of the
+    labels.
     """
 
     def _config(self) -> RunConfig:

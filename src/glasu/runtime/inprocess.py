@@ -1,4 +1,4 @@
-"""Run all roles in one process: the server, then all clients in parallel, each in one thread, in turns."""
+"""Run all roles in one process. The server and the clients take turns; clients run in parallel, one thread each."""
 
 from __future__ import annotations
 

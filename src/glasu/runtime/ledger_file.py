@@ -1,8 +1,8 @@
-"""ledger.jsonl: the ledger of a party as a file. It only grows, and it is verified when it is opened. No torch here.
+"""ledger.jsonl: the ledger of a party as a file. It is append-only and verified when it is opened. No torch here.
 
-A line is written and synced before the messages that it is about leave. A crash can leave an incomplete last line: its
-release did not leave, because the sync had not returned. `open_ledger` completes a line that lacks only its newline.
-It moves any other fragment into a record (`Repair`), so nothing that was written is lost.
+A line is written and synced before the messages of its release are sent. A crash can leave an incomplete last line. Its
+release was not sent, because the sync had not returned. If only the newline is missing, `open_ledger` adds it. It
+moves any other fragment into a record (`Repair`), so nothing that was written is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LedgerFile:
         """Append to a file.
 
         Args:
-            path: of the file, which need not exist.
+            path: the path of the file, which need not exist.
             durable: whether `sync` waits for the disk. Otherwise the system writes later; `close` waits for it.
         """
         self.path, self._durable = path, durable
@@ -105,7 +105,7 @@ def _write_whole(handle: int, content: bytes) -> None:
 class StoredRecord:
     """A record of a ledger file."""
 
-    number: int  # of its line, from 1
+    number: int  # line number, from 1
     record: LedgerRecord
     chain: str  # the chain value after it
 
@@ -122,7 +122,7 @@ def read_ledger_file(path: Path) -> Iterator[StoredRecord | Fragment]:
     """Yield the records of a file, and an incomplete last line if there is one.
 
     Raises:
-        LedgerError: a record was changed, moved or left out.
+        LedgerError: a record was changed, moved or omitted.
         DataError: the file cannot be read.
     """
     chain, position = START_OF_CHAIN, 0
@@ -155,12 +155,12 @@ def open_ledger(
     Nothing is written before the ledger is synced, except that an incomplete last line is repaired.
 
     Args:
-        path: of the file; a new ledger begins if it does not exist.
+        path: the path of the file; a new ledger begins if it does not exist.
         party: the owner; the ledger of another party is refused.
-        rules: that look at every release.
-        policy: SHA-256 of the policy file among the rules.
+        rules: the rules that check every release.
+        policy: the SHA-256 of the policy file among the rules.
         durable: whether a sync waits for the disk.
-        clock: returns seconds since 1970.
+        clock: returns Unix time in seconds.
     """
     sink = LedgerFile(path, durable=durable)
     ledger = Ledger(sink, rules, clock, policy)
@@ -205,7 +205,7 @@ def close_ledger(ledger: Ledger) -> None:
 
 
 def exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
-    """Record the heads of all ledgers of one process in each other; they are synced first."""
+    """Record in each ledger of one process the heads of all others; the ledgers are synced first."""
     for ledger in ledgers.values():
         ledger.sync()
     heads = {name: ledger.head for name, ledger in ledgers.items()}

@@ -33,7 +33,7 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 class AlignmentOptions:
     """Options of an alignment in one process."""
 
-    max_ids: int = DEFAULT_MAX_IDS  # most ids of one party
+    max_ids: int = DEFAULT_MAX_IDS  # maximum number of ids of one party
     chunk_rows: int = WireConfig.chunk_rows
     secrets: Sequence[bytes] | None = None  # the parties' secrets, in client order; None: random
     observer: Callable[[Event], None] | None = None
@@ -54,7 +54,7 @@ class LocalAlignment:
 def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = None) -> LocalAlignment:
     """Align the folders of parties and write alignment.parquet to each, when all are aligned.
 
-    Every release is entered in ledger.jsonl of its folder.
+    Every release is recorded in ledger.jsonl of its folder.
     """
     options = options or AlignmentOptions()
     tables = [read_normalized_ids(folder) for folder in folders]

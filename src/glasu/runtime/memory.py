@@ -1,4 +1,4 @@
-"""Refuse settings that need more memory than there is, before anything is allocated. Torch is not loaded here."""
+"""Refuse settings that need more memory than is available, before it is allocated. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int
 
 
 def total_memory() -> int:
-    """Return the bytes of memory of this machine, or of its container if that has a limit."""
+    """Return the memory of this machine in bytes, or the limit of its container if there is one."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 34
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -75,10 +75,10 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message, in place of a network
-    deliver: Deliver | None = None  # replaces messages of the server for single clients: a dishonest server
+    carry: Carry | None = None  # applied to every message; it takes the role of a network
+    deliver: Deliver | None = None  # replaces messages of the server to single clients, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
-    secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
+    secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
@@ -150,8 +150,8 @@ def train(
             result.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
-        secrets: 32 bytes for each party, by name. First weights, dropout masks, neighbour draws and rounding derive
-            from them, as over a network. None: from `train.seed`.
+        secrets: 32 bytes for each party, by name. Initial weights, dropout masks, neighbour draws and rounding are
+            derived from them, as over a network. None: from `train.seed`.
         clock: returns seconds. The default is the time of day without the time to compile kernels;
             `time.process_time` counts CPU seconds.
     """
@@ -177,7 +177,7 @@ def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
 
 
 def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
-    """Check the parties, apply the method, and replace "auto" by its value for this graph."""
+    """Check the parties, apply the method, and replace "auto" with its value for this graph."""
     prepared = apply_method(config, parties)
     resolved, unused = resolve(prepared.config, prepared.parties[0].num_nodes)
     return PreparedRun(resolved, prepared.parties, {**unused, **prepared.overridden})
@@ -277,7 +277,7 @@ def _open_checkpoints(
         yield None
         return
     data = {client.name: client.party.data_digest() for client in clients}
-    # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
+    # If parties train alone, the server has nothing to save: it receives their first message after the last round.
     serves_rounds = server is not None and not trains_alone(config)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
@@ -293,7 +293,7 @@ def _open_checkpoints(
 
 
 def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
-    """Keep the ledgers of all clients while the block runs: in their folder, or below that of the checkpoints."""
+    """Keep the ledgers of all clients while the block runs: in their folder, or below the checkpoint folder."""
     folder = options.ledgers
     if folder is None and options.checkpoints is not None and clients[0].requested.train.checkpoint_every:
         folder = options.checkpoints / LEDGERS
@@ -376,7 +376,7 @@ def _run_scripts(
 def _find_reporter(clients: Sequence[Client]) -> str | None:
     """Return the role whose losses and metrics the report shows.
 
-    None stands for the server. Where it has none, the first client with labels reports.
+    None means the server. If the server has no losses and metrics, the first client with labels reports.
     """
     if not keeps_scores(clients[0].requested):
         return None

@@ -1,8 +1,8 @@
-"""A server that splits the view: it sends zeros instead of an aggregate to all parties but one.
+"""An attack by a server that splits the view: it sends zeros instead of an aggregate to all parties but one.
 
-The next aggregate then depends on that one party's data, up to a constant of the others. A server that sees only sums
-(masks) would read the party's representation from it, unless the masks depend on the broadcasts that each party
-received. Without masks the server reads every message anyway, and the attack shows only that it works.
+The next aggregate then depends on that party's data, apart from a constant that the others add. With masks, a server
+sees only sums, but could read the party's representation from this sum, unless the masks depend on the broadcasts that
+each party received. Without masks the server reads every message anyway; then the attack is a check of itself.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def attack_by_splitting(
         parties: the data of all parties.
         config: the settings; at least two layers must aggregate.
         target: the party whose representation the server wants.
-        secrets: of the parties, by name; None: derived from the seed.
+        secrets: the secrets of the parties, by name; None: derived from the seed.
 
     Returns:
-        What the server learns about the part of the target from its message, from the sums of an honest round, and
-        from the sums of the split round. The truth is the part that the target sends without protection.
+        How much of the target's part the server learns from its message, from the sums of an honest round, and from
+        the sums of the split round. The true part is the one that the target sends without protection.
     """
     names = [party.name for party in parties]
     layers = config.model.aggregation_layers
@@ -92,7 +92,7 @@ def _run_round(
             simulate(parties, config, options)
         except _EnoughError:
             pass
-        except TrainingError:  # masks that do not cancel may end in values without meaning
+        except TrainingError:  # if masks do not cancel, the sums are random numbers
             if not split:
                 raise
         transcript = RecordedRun(Path(folder))

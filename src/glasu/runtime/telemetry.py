@@ -178,7 +178,7 @@ class Telemetry:
             clock: returns seconds.
             traffic: a counter that the caller reads during the run.
             parts: the activities that the stopwatches measure.
-            compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
+            compiling: returns the seconds that this process has spent compiling; None omits them from the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
@@ -190,7 +190,7 @@ class Telemetry:
         self._watches = [self.watch]
         self._before = Seconds()  # seconds of earlier processes
         self._parts = tuple(parts)
-        # Both clocks run since the start of this process; `_start` has their readings at that time.
+        # Both clocks started with this process; `_start` has their readings at that time.
         self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
         self._start = {name: read() for name, read in self._clocks.items()}
 
@@ -276,10 +276,10 @@ class Telemetry:
             race: the choice of the preset; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
-            ledgers: by party; None: a server has none.
+            ledgers: the ledgers, by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
-            masks: of the run; None without masks.
-            notes: about the data.
+            masks: the masks of the run; None without masks.
+            notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
         by_party = [[entry for entry in self.evaluations if entry.event.party == name] for name in names]
@@ -296,8 +296,8 @@ class Telemetry:
         cost, warm = self.cost(), self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
-                "joint training did not help: on validation no joint model is better than the mean of what the parties "
-                "predict alone after the warm start. That mean is the selected model."
+                "joint training did not help: on validation no joint model is better than the mean of the predictions "
+                "that the parties make alone after the warm start. That mean is the selected model."
             )
         return RunReport(
             config=config,
@@ -347,8 +347,8 @@ class Telemetry:
             weights_sha256: the digest of its selected weights.
             ledger: the ledger of its releases.
             prepared: the preparation of its features.
-            masks: of the run; None without masks.
-            losses: of this party, in every round.
+            masks: the masks of the run; None without masks.
+            losses: the losses of this party, one per round.
         """
         cost, party = self.cost(), identity.names[identity.index]
         own = party if evaluates_once(config) else None
@@ -398,7 +398,7 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         found += [event for event in events if split == "test" or event.improved][-1:]
-    if not found:  # the parties keep their scores, and this is the server
+    if not found:  # this is the server, and the parties keep their scores
         return SplitScores({})
     combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
     own = combined

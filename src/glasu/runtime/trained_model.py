@@ -102,7 +102,7 @@ class TrainedModel:
     convolution: Convolution | None = None
     subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
     ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
-    # With masks: the ranges of the columns of representations, by layer, as all parties know them.
+    # With masks: the ranges of the columns of representations, by layer. All parties know them.
     ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -166,8 +166,8 @@ class TrainedModel:
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
             party: after standalone training, the party whose model predicts.
             traffic: counts the messages.
-            ledgers: folder of the parties' ledgers; None: nothing is entered in a file.
-            policies: by party.
+            ledgers: folder of the parties' ledgers; None: nothing is recorded in a file.
+            policies: the policies, by party.
         """
         parties = prepare_parties(self.config, as_parties(parties))
         names = tuple(party.name for party in parties)
@@ -198,7 +198,7 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else all are equal
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # or any: all are equal
         scores: NDArray[Any] = found.result
         return scores
 
@@ -245,7 +245,7 @@ class TrainedModel:
         return task_of(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
 
     def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
-        """Give every party the classes and unknown labels, because a prediction reads no labels."""
+        """Return the parties with the model's classes and unknown labels, because a prediction reads no labels."""
         unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
@@ -262,13 +262,13 @@ class TrainedModel:
                 )
             if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
-                    f"party {party.name!r}: its feature columns have other names, or another order, than in training."
+                    f"party {party.name!r}: its feature columns differ from the training in names or order."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder, readable for its owner only. An earlier model in the folder is replaced.
+        """Write the model to a folder, readable by its owner only. An earlier model in the folder is replaced.
 
         The manifest is written last and holds the digest of every file, so a mixture of two models is detected.
         """
@@ -327,7 +327,7 @@ class TrainedModel:
 
 
 def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:
-    """Return the subsets that a client with labels has scored; a metric that is not defined is left out."""
+    """Return the subsets that a client with labels has scored; a metric that is not defined is omitted."""
     return tuple(
         SubsetScores(names, {name: value for name, value in found.items() if math.isfinite(value)})
         for names, found in client.progress.subsets.items()
@@ -363,7 +363,7 @@ def _list_ranges(client: Client) -> dict[str, tuple[float, ...]]:
 def write_predictions(
     path: Path, ids: NDArray[Any], scores: NDArray[Any], classes: Sequence[str], train: TrainConfig
 ) -> None:
-    """Write one row per id to a .parquet or .csv file, atomically and readable for its owner only."""
+    """Write one row per id to a .parquet or .csv file, atomically and readable by its owner only."""
     columns = {"id": ids.tolist(), **task_of(train).columns(scores, classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)
@@ -371,7 +371,7 @@ def write_predictions(
 
 
 def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor], model: TrainedModel) -> None:
-    """Give a client its part of a trained model."""
+    """Load a client's part of a trained model."""
     client.progress.alpha, client.progress.ensemble = entry.alpha, model.ensemble
     for layer, values in model.ranges.items():
         client.release.grids.ranges["representation", int(layer)] = torch.tensor(values, dtype=torch.float64)
@@ -407,7 +407,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
     if weights_digest(weights) != client.weights_sha256:
-        raise DataError(f"{file}: its weights are not the ones that {MODEL_FILE} names; train again, or restore it.")
+        raise DataError(f"{file}: its weights differ from those that {MODEL_FILE} names; train again, or restore it.")
     _refuse_larger_model(config, client, weights, folder / MODEL_FILE)
     return weights
 
