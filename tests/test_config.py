@@ -318,7 +318,7 @@ def noisy(**sections):
         ({"train": {"method": "ensemble"}}, r'train\.method="ensemble": it sends metrics.*release = "once"'),
         ({"train": {"method": "smooth"}}, r'train\.method="smooth": it sends metrics'),
         ({"train": {"task": "regression"}}, r'train\.task="regression": .*mean and deviation'),
-        ({"train": {"sampler": "neighbor"}}, r'train\.sampler="neighbor": .*they show edges'),
+        ({"train": {"sampler": "neighbor"}}, r'train\.sampler="neighbor": .*they reveal edges'),
         ({"train": {"party_dropout": 0.3}}, r"train\.party_dropout=0\.3: .*subsets"),
         ({"train": {"sampler": "shared", "sampled_evaluation": True}}, r"train\.sampled_evaluation=true"),
     ],

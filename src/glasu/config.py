@@ -43,8 +43,8 @@ WHERE = ("root", "parties")  # keys of [data] that locate the data on this machi
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
 RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: masked tensors are integers modulo 2^bits
-FEWEST_LEVELS = 16  # of one party's integers under masks; fewer would round too coarsely
-FEWEST_SUMMED = 3  # parties in every sum under masks: the sum of two reveals each to the other
+FEWEST_LEVELS = 16  # minimum number of levels of one party's integers under masks; fewer would round too coarsely
+FEWEST_SUMMED = 3  # minimum number of parties in a sum under masks: the sum of two reveals each to the other
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -225,15 +225,15 @@ class PrivacyConfig(Checked):
     dp_clip_probabilities: Positive = 1.0  # no row of class probabilities is longer
     release_probabilities: bool = True  # False: each party predicts with its own classifier
     delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
-    target_epsilon: Positive | None = None  # a release that would pass it is refused
+    target_epsilon: Positive | None = None  # a release that would exceed it is refused
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
-    blind_server: bool = False  # hide sums from the server, too
+    blind_server: bool = False  # hide sums from the server as well
     allow_two_parties: bool = False  # masks for two parties, each of which learns the other's values from the sum
     range: Positive = 8.0  # masks: the largest absolute value on the first grid, before there is an aggregate
 
     @property
     def adds_noise(self) -> bool:
-        """Whether released rows are clipped and get noise."""
+        """Whether released rows are clipped and noise is added to them."""
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
@@ -350,35 +350,35 @@ class RunConfig:
             )
         if train.labels != "all":
             raise ConfigError(
-                f"train.labels={train.labels!r}: with {noise} the node sets of the label owner would leave without "
+                f"train.labels={train.labels!r}: with {noise} the label owner would release node sets without "
                 'protection; use labels = "all".'
             )
         if not registry.load("task", train.task).has_classes:
             raise ConfigError(
                 f'train.task="{train.task}": parties compare a digest of the mean and deviation of the labels, and '
-                f"with {noise} only noisy rows may leave; use a task with classes."
+                f"with {noise} only noisy rows may be released; use a task with classes."
             )
         if method.averages:
             raise ConfigError(
-                f'train.method="{train.method}": it sends metrics, and with {noise} only noisy rows may leave; use '
+                f'train.method="{train.method}": with {noise} only noisy rows may be released, no metrics; use '
                 'train.release = "once".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
         if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
-                f'train.sampler="{train.sampler}": with {noise} the sampled node sets would leave without protection, '
-                'and they show edges; use sampler = "full" or "shared", or one aggregation layer.'
+                f'train.sampler="{train.sampler}": with {noise} the sampled node sets would be released without '
+                'protection, and they reveal edges; use sampler = "full" or "shared", or one aggregation layer.'
             )
         if train.release == "rounds" and train.sampled_evaluation:
             raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
         if train.party_dropout:
             raise ConfigError(
                 f"train.party_dropout={train.party_dropout}: after it the parties score subsets and send metrics, and "
-                f"with {noise} only noisy rows may leave; remove it."
+                f"with {noise} only noisy rows may be released; remove it."
             )
 
     def _apply_profile(self) -> None:
-        """Take the settings of `privacy.profile`; refuse keys that contradict it."""
+        """Apply the settings of `privacy.profile`; refuse keys that contradict it."""
         profile, named = PROFILES[self.privacy.profile], f'privacy.profile="{self.privacy.profile}"'
         changes: dict[str, dict[str, Any]] = {}
         faults = []
@@ -432,14 +432,14 @@ class RunConfig:
             raise ConfigError(f"wire.feedback=true: {masks} sends no changes; remove one of the two.")
         if not registry.load("aggregation", aggregation).is_mean:
             raise ConfigError(
-                f'model.aggregation="{aggregation}": {masks} hides a party in a sum, and here the columns of each one '
-                'travel apart; use aggregation = "mean".'
+                f'model.aggregation="{aggregation}": {masks} hides a party in a sum, but here its columns are sent '
+                'separately; use aggregation = "mean".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
         if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
-                f'train.sampler="{train.sampler}": with {masks} the agreed node sets of lower layers would still show '
-                'edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
+                f'train.sampler="{train.sampler}": with {masks} the agreed node sets of lower layers would still '
+                'reveal edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
             )
         fewest = 2 if self.privacy.allow_two_parties else FEWEST_SUMMED
         if num_clients < fewest:
@@ -456,7 +456,7 @@ class RunConfig:
         if train.party_dropout and num_clients <= FEWEST_SUMMED:
             raise ConfigError(
                 f"train.party_dropout={train.party_dropout}: with {masks} at least {FEWEST_SUMMED} parties contribute "
-                f"to every sum, and data.num_clients={num_clients}; remove it, or use more parties."
+                f"to every sum, but data.num_clients={num_clients}; remove it, or use more parties."
             )
         if registry.load("method", train.method).smooths:
             raise ConfigError(
@@ -496,7 +496,7 @@ class RunConfig:
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: leave out the keys that were not set. A copy of the config needs this, because a preset may choose
+            given: omit the keys that were not set. A copy of the config needs this, because a preset may choose
                 them.
         """
         found: dict[str, dict[str, Any]] = {}
@@ -635,7 +635,7 @@ def reads_whole_graph(sampler: str) -> bool:
 
 
 def find_release_layer(num_layers: int) -> int:
-    """Return the layer that `train.release = "once"` releases unless a key says otherwise: the middle one."""
+    """Return the layer that `train.release = "once"` releases by default: the middle layer."""
     return max(0, num_layers // 2 - 1)
 
 
@@ -694,9 +694,10 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 
 
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
-    """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
+    """Replace "auto" with its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    If the preset has only one candidate, it is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+    If the preset has only one candidate, that candidate is applied as well. Otherwise a race decides
+    (`glasu.protocol.race`).
 
     Returns:
         The resolved settings, and the settings that were replaced because the sampler reads the whole graph:

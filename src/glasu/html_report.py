@@ -46,7 +46,7 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 
 
 def _format_score(report: RunReport, metric: Metric) -> str:
-    """Format a test score; where the parties keep the scores, a server has none."""
+    """Format a test score; a server has none if the parties keep the scores."""
     return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
 
 

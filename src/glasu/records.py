@@ -1,7 +1,7 @@
 """Read JSON and TOML objects strictly into frozen dataclasses, and write them back as plain values.
 
-The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of
-another type are faults. All faults of one object are reported together. Every fault has a path and a code. A dataclass
+The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of the
+wrong type are faults. All faults of one object are reported together. Every fault has a path and a code. A dataclass
 that inherits from `Checked` applies the same rules when it is constructed.
 
 annotation                       plain value
@@ -18,7 +18,7 @@ Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a minimum and a maximum value
 Annotated[str, Choice(...)]      one of the names of a seam
 Annotated[X, Length(...)]        X, with a minimum and a maximum length
-any other class                  an instance of it, which the caller has put there
+any other class                  an instance of it, which the caller has inserted
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from glasu.errors import ConfigError, DataError, GlasuError
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
 MAX_DEPTH = 32  # maximum depth of nested values; the only limit of json.loads is Python's recursion limit
-MAX_ITEMS = 1_000_000  # most items of one list or object, unless `Length` sets another limit
-MAX_TEXT = 1_000_000  # most characters of one string, unless `Length` sets another limit
-MAX_DOCUMENT_BYTES = 64 * 2**20  # most bytes of one document
+MAX_ITEMS = 1_000_000  # maximum number of items of one list or object, unless `Length` sets another limit
+MAX_TEXT = 1_000_000  # maximum number of characters of one string, unless `Length` sets another limit
+MAX_DOCUMENT_BYTES = 64 * 2**20  # maximum number of bytes of one document
 SHOWN_FAULTS = 8
 MAX_FAULTS = 100  # reading stops at this number of faults
 TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular and in the plural
@@ -72,7 +72,7 @@ class FaultCode(enum.StrEnum):
     MISSING = "missing"
     UNKNOWN = "unknown"
     TYPE = "type"
-    VALUE = "value"  # right type, but outside of the allowed values
+    VALUE = "value"  # correct type, but not an allowed value
     SIZE = "size"  # too long or too deeply nested
 
 
@@ -198,7 +198,7 @@ def read_record(
 def to_plain(record: Any) -> dict[str, Any]:
     """Return a dataclass as plain values; `read_record` is the inverse.
 
-    A field is left out if it is None by default and its value is None, because TOML has no null.
+    A field is omitted if it is None by default and its value is None, because TOML has no null.
     """
     return {
         field.name: _plain_value(getattr(record, field.name))
@@ -338,7 +338,7 @@ class _Reader:
                     return result
             fault = attempt.faults[0]
             if fault.code is FaultCode.VALUE and isinstance((None, *typing.get_args(option))[-1], Bounds):
-                rule, code = fault.rule, fault.code  # the type is right: report the rule of this alternative
+                rule, code = fault.rule, fault.code  # the type is correct: report the rule of this alternative
         return self.fault(code, path, rule, describe(value))
 
     def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
@@ -385,7 +385,7 @@ class _Reader:
         return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
     def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of numpy, for example from a grid search
+        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # a numpy number, as from a grid search
             value = value.item()
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):

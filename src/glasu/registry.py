@@ -1,7 +1,7 @@
 """The registry of choices: map a seam and a name to an implementation, and load the implementation on first use.
 
-A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table beside
-its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
+A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table next
+to its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
 Python module of the user. It calls `register` when it is imported:
 
     from glasu import registry
@@ -69,7 +69,7 @@ def is_choice(seam: str, name: str) -> bool:
 
 
 def load(seam: str, name: str) -> Any:
-    """Return the implementation of a choice; import it if needed."""
+    """Return the implementation of a choice; import it if necessary."""
     if not is_choice(seam, name):
         listed = ", ".join(choices(seam))
         raise ConfigError(

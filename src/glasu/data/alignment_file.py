@@ -1,4 +1,4 @@
-"""alignment.parquet beside the tables of a party: the common ids in the common order, and the parties' common key.
+"""alignment.parquet, next to the tables of a party: the common ids in the common order, and the parties' common key.
 
 `glasu align` writes it, and `read_party` applies it: the party then has only the common nodes, in the common order and
 with normalised ids. The key never leaves the party. Other roles see HMACs made with it.
@@ -45,7 +45,7 @@ class CommonIds:
         return cls(ids[rows], key, tuple(parties), str(rules), sign_ids(key, "table", ids_sha256(np.sort(ids))))
 
     def write(self, folder: Path) -> Path:
-        """Write the file beside the tables of a party, atomically and readable by its owner only."""
+        """Write the file next to the tables of a party, atomically and readable by its owner only."""
         about = {
             "glasu.schema": ALIGNMENT_SCHEMA,
             "glasu.key": self.key.hex(),
@@ -75,7 +75,7 @@ class CommonIds:
         ids = normalize_ids(party.ids.tolist(), rules, str(path.parent))
         order = np.argsort(ids)
         if sign_ids(self.key, "table", ids_sha256(ids[order])) != self.all_ids:
-            raise DataError(f"{path}: was made for other ids than the nodes have now; {ALIGN_AGAIN}.")
+            raise DataError(f"{path}: the ids of the nodes have changed since it was made; {ALIGN_AGAIN}.")
         rows = order[np.searchsorted(ids[order], self.ids)]
         return replace(party.restrict(rows), ids=self.ids, alignment_key=self.key)
 

@@ -1,4 +1,4 @@
-"""The methods of `train.method`: the settings that each one prescribes, and the data that its parties see.
+"""The methods of `train.method`: the settings that each method prescribes, and the data that its parties see.
 
 A method is a row of METHODS. Other modules read the fields of this row and never compare names of methods.
 """
@@ -102,14 +102,14 @@ def has_server(config: RunConfig) -> bool:
 
 
 def trains_alone(config: RunConfig) -> bool:
-    """Return whether no message travels in the rounds of a run: each party selects its model and keeps its losses."""
+    """Return whether rounds send no message: each party selects its model and keeps its losses."""
     return not config.model.aggregation_layers or config.train.release == "once"
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Return whether losses and metrics stay at the parties of a run with a server, so that it has none to report.
+    """Return whether losses and metrics stay at the parties, so that the server has none to report.
 
-    With masks the server must not see results. With noise nothing but noisy rows may leave a party. With one release
+    With masks the server must not see results. With noise only noisy rows may leave a party. With one release
     the parties need no common decision.
     """
     masked = config.privacy.secure_aggregation == "masks" and has_server(config)

@@ -35,7 +35,7 @@ MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all p
 class Partition:
     """One way to divide a graph among clients.
 
-    One function chooses the feature columns of each client, another one the edges. Both read the settings of [data] and
+    One function chooses the feature columns of each client, another the edges. Both read the settings of [data] and
     a seed. A client without columns gets one constant column.
     """
 
@@ -108,7 +108,7 @@ def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Worksp
 
 
 def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
-    """Give each client but the last one a block of columns."""
+    """Give each client except the last a block of columns."""
     if data.num_clients < 2:
         raise ConfigError(
             f'data.num_clients={data.num_clients}: data.partition="{data.partition}" puts features and edges at '

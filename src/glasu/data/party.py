@@ -46,7 +46,7 @@ class Splits:
             raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
         count = len(chosen)
         if len(sort_distinct(chosen)) != count:
-            raise DataError(f"{where}: a node is in two splits; a node can be in one.")
+            raise DataError(f"{where}: a node is in two splits; use disjoint splits.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def are_finite(features: Features) -> bool:
 def mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero.
 
-    The length serves as the unit of the raw features. So columns that are far larger than the others, such as
+    The length serves as the unit of the raw features. Columns that are far larger than the others, such as
     timestamps, are ignored: those whose mean square is more than 10,000 times the median of the columns that are not
     zero.
     """

@@ -100,7 +100,7 @@ class Run:
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One row of the table of partitions: a run for each column, or the reason why there is none."""
+    """One row of the table of partitions: for each column a run, or the reason why there is none."""
 
     dataset: str
     partition: str

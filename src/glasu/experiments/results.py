@@ -18,7 +18,7 @@ from glasu.model.task import TASKS, Metric, task_of
 from glasu.records import RecordError, parse_json, read_record, to_plain
 from glasu.report import AloneScores, list_alone
 
-EPOCH = 6  # to be increased when results or their format change; runs with older results are repeated
+EPOCH = 6  # increase this when results or their format change; runs with older results are repeated
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def load_result(folder: Path, run: Run) -> RunResult | None:
 
 
 def list_rows(folder: Path) -> Iterator[Row]:
-    """Yield the row of every stored result, whatever its settings are."""
+    """Yield the row of every stored result, with any settings."""
     for path in sorted((folder / "runs").rglob("*.json")):
         if (stored := _read(path)) is not None:
             yield stored.result.row

@@ -1,4 +1,4 @@
-"""Turn results into tables. Those of the paper show the paper's results beside ours."""
+"""Turn results into tables. The paper's tables also show the paper's results."""
 
 from __future__ import annotations
 

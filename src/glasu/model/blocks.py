@@ -103,7 +103,7 @@ def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArr
 
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
-    """Take every edge; S[l] is every node of the graph."""
+    """Return every edge into the targets; S[l] is every node of the graph."""
     return Draw(np.arange(graph.num_nodes), *edges_into(graph, targets))
 
 
@@ -163,7 +163,7 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
 
 
 def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
-    """Take every edge from `nodes` into `targets`, unscaled."""
+    """Return every edge from `nodes` into `targets`, unscaled."""
     starts, edges, _ = kernels.edges_between(*_edges_of(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
 

@@ -35,7 +35,7 @@ class FeatureRows:
 
     @cached_property
     def whole(self) -> Hidden:
-        """All rows. They stay in memory, because later products read all rows, too."""
+        """All rows. They stay in memory, because later products also read all rows."""
         return self.read(np.arange(self.shape[0]))
 
     def rows(self, positions: NodeSet) -> Hidden:

@@ -201,7 +201,7 @@ class GATLayer(Layer):
     """Attention over the block's edges and self loops, with concatenated heads (Velickovic et al. 2018).
 
     Edge weights are ignored, because attention replaces them (`Backbone.uses_edge_weights`). In training, dropout
-    applies to attention weights as to the layer's input, as in the GAT paper; otherwise the layer overfits.
+    applies to attention weights and to the layer's input, as in the GAT paper; otherwise the layer overfits.
     """
 
     negative_slope = 0.2

@@ -58,7 +58,7 @@ class Optimizer:
         return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
 
     def step(self, parts: Sequence[slice] = ALL) -> None:
-        """Update the weights by their gradients. Plain SGD updates only `parts`, those that were not updated yet."""
+        """Update the weights from their gradients. Plain SGD updates only `parts`, which were not updated before."""
         self.steps += 1
         kind, train = self.weights.dtype.type, self.train
         if train.optimizer == "adam":

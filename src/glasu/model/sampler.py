@@ -75,7 +75,7 @@ class Sampler(ABC):
     shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
     reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L is all nodes, with all edges
     keeps_matrices = False  # whether blocks are kept from round to round and for evaluations
-    leaves_out_rows = False  # whether `blocks` leaves out rows that this client neither shares nor reads
+    leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
     chunk_rows = 8192  # rows per exact product
     chunk_edges = 2**20  # edges per exact product
 

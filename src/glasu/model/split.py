@@ -118,7 +118,7 @@ class ClientModel(nn.Module):
 
 
 def draw_classifier(stream: Stream, width: int, num_outputs: int) -> Projection:
-    """Return the first classifier as `ClientModel` draws it. With the stream of a public seed, anybody can."""
+    """Return the initial classifier as `ClientModel` draws it. With a public seed, any role can compute it."""
     with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
         seed_torch_generator(stream)
         return Projection(width, num_outputs)

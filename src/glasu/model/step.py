@@ -90,7 +90,7 @@ class Step(ForwardStep):
 
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:
-        """Finish the backward pass, given the gradient at H_m[0]. Weights change here at the earliest."""
+        """Finish the backward pass, given the gradient at H_m[0]. Weights do not change before this call."""
 
 
 class AutogradStep(Step):

@@ -75,7 +75,7 @@ class Task(ABC):
 
     metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
     selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
-    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this one selects
+    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric selects
     scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
@@ -139,7 +139,7 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
-        """Return the scores that a client releases in place of its logits, for example class probabilities."""
+        """Return the scores that a client releases instead of its logits, for example class probabilities."""
 
     def convert_scores(self, scores: ScoreRows) -> ScoreRows:
         """Return the mean of released scores in the unit of the labels. Metrics and predictions use the result."""
@@ -274,8 +274,8 @@ class Multiclass(Task):
 class Binary(Multiclass):
     """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
 
-    The logit belongs to the second class, which is the positive one. This equals two logits of which the first is
-    always 0, so losses, scores and checks are the same as in `Multiclass`.
+    The logit belongs to the second class, which is the positive class. This is equivalent to two logits of which the
+    first is always 0, so losses, scores and checks are the same as in `Multiclass`.
     """
 
     metrics = (ROC_AUC, AVERAGE_PRECISION, ACCURACY, MACRO_F1, LOSS)
@@ -456,7 +456,7 @@ def task_of(train: TrainConfig) -> Task:
 def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> dict[str, float]:
     """Return the area under the ROC curve and the average precision. Nodes with equal scores share a threshold.
 
-    Without a positive or a negative node, the area is undefined (NaN); without a positive one, the precision is 0.
+    Without a positive or a negative node, the area is undefined (NaN); without a positive node, the precision is 0.
     """
     _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the largest score down
     hits = np.bincount(place, positive).astype(np.int64)
@@ -492,7 +492,7 @@ def _weigh_classes(
 
 
 def _add_zero_logit(logits: Tensor) -> Tensor:
-    """Return the logits of both classes, given the logits of the second one."""
+    """Return the logits of both classes, given the logits of the second class."""
     import torch
 
     return torch.cat([torch.zeros_like(logits), logits], dim=1)

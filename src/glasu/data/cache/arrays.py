@@ -37,7 +37,7 @@ class Workspace:
         return writer
 
     def keep(self, name: str, array: NDArray[Any]) -> str:
-        """Copy an array in pieces, unless this workspace holds it already; return its name in this workspace."""
+        """Copy an array in pieces, unless this workspace already holds it; return its name in this workspace."""
         for known, held in self.arrays.items():
             if held is array:
                 return known

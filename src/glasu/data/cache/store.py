@@ -79,7 +79,7 @@ class Cache:
     def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> CacheEntry:
         """Open an entry; make it first if it does not exist or is damaged.
 
-        Several processes may make one entry at the same time: the first one to finish wins, and all read the same bits.
+        Several processes may make one entry at the same time: the first to finish wins, and all read the same bits.
         If the cache folder cannot be written, the entry is made in memory.
 
         Args:
@@ -142,7 +142,7 @@ def make_key(about: Mapping[str, object]) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloads and converted data: GLASU_CACHE, else the cache folder of the user."""
+    """Return the folder of downloads and converted data: GLASU_CACHE, or else the cache folder of the user."""
     own = os.environ.get("GLASU_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"
 
@@ -182,7 +182,7 @@ def _open(place: Path) -> CacheEntry | None:
 
 
 def _make_temporary_folder(place: Path) -> Path | None:
-    """Return a new private folder beside the entry, or None if it cannot be made; delete old temporary folders."""
+    """Return a new private folder next to the entry, or None if it cannot be made; delete old temporary folders."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for old in place.parent.glob(".*"):

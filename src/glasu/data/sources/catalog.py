@@ -38,7 +38,7 @@ class Loaded:
 
 
 def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[PartyData]:
-    """Return the parties of a run, aligned and checked. The method decides the edges and features that each one has.
+    """Return the parties of a run, aligned and checked. The method decides which edges and features each party has.
 
     Args:
         config: the settings.

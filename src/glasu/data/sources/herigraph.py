@@ -38,8 +38,8 @@ NUM_CLASSES = 9
 ONE_COMMIT = "take all files of a city from one commit"
 HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # fractions of the labelled nodes of each class
 REPLACED = (
-    "the features are a replacement made from texts and places, not the paper's image features: right for topology, "
-    "traffic and run time, but they cannot reproduce the paper's accuracy."
+    "the features are a replacement made from texts and places, not the paper's image features: topology, traffic "
+    "and run time are correct, but they cannot reproduce the paper's accuracy."
 )
 
 

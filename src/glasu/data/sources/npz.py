@@ -143,7 +143,7 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
 
 
 def _class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
-    """Return the class names in the file, else the class numbers; empty for numeric labels."""
+    """Return the class names in the file, or else the class numbers; empty for numeric labels."""
     if labels.dtype.kind == "f":
         return ()
     return tuple(map(str, range(int(labels.max(initial=-1)) + 1) if names is None else names.tolist()))

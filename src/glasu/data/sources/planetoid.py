@@ -33,7 +33,7 @@ class Planetoid:
         return [f"ind.{self.name.lower()}.{suffix}" for suffix in SUFFIXES]
 
     def read(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the raw files below the data root, else in the cache folder, else download them to the cache folder."""
+        """Read the raw files in the data root or in the cache folder; otherwise download them to the cache folder."""
         below = Path("planetoid") / self.name / "raw"
         here, cached = data_root(config.data.root) / below, cache.root / below
         for folder in (here, cached):
