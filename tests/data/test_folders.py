@@ -271,7 +271,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ),
         (
             {"manifest": 'id_type = "integer"', "nodes": NODES.replace("\n9,", "\nu9,")},
-            'row 3: is not an integer, but party.toml says id_type = "integer"',
+            'row 3: is not an integer, but party.toml sets id_type = "integer"',
         ),
         ({"nodes": NODES.replace(",40,", ",-Inf,")}, "column 'age', row 2: is infinite"),
         ({"nodes": "\n" + NODES.replace("\n3,", "\n\n\n3,").replace(",40,", ",old,")}, "column 'age', row 2: is not"),

@@ -249,7 +249,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([b"\xff" * 40], "unknown kind 255"),
         ([pack_frame(CONTROL, b"[" * 50_000)], "control frame: is nested too deeply"),
         ([unnumbered("x")], "control message of unknown kind 'x'"),
-        (numbered(BEGIN), "a frame came before the welcome"),
+        (numbered(BEGIN), "received a frame before the welcome"),
         ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
         (
             [welcome(), *numbered(("ProposedAttempt", {"number": 1}))],

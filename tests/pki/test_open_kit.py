@@ -118,7 +118,7 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(copy):
     [
         ("key.pem", "does not belong to the certificate"),
         ("certificate.pem", "does not belong to the certificate"),
-        ("kit.toml", "name='b', but the certificate says 'a'"),
+        ("kit.toml", "name='b', but the certificate has 'a'"),
     ],
 )
 def test_files_of_two_kits_do_not_mix(kits, copy, name, said):
@@ -168,17 +168,17 @@ def test_a_party_cannot_be_made_a_server_by_editing_its_kit_toml(kits, copy):
     folder = copy("a")
     text = (folder / "kit.toml").read_text().replace('role = "party"', 'role = "server"')
     (folder / "kit.toml").write_text(text)
-    refused(folder, "role='server', but the certificate says 'party'")
+    refused(folder, "role='server', but the certificate has 'party'")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("expires", "2030-01-01T00:00:00Z", "expires='2030-01-01 00:00:00+00:00', but the certificate says"),
+        ("expires", "2030-01-01T00:00:00Z", "expires='2030-01-01 00:00:00+00:00', but the certificate has"),
         ("serial", '"1f"', "serial='1f'"),
         ("fingerprint", '"AB:CD"', "fingerprint='AB:CD'"),
         ("ca_fingerprint", '"AB:CD"', "ca_fingerprint='AB:CD'"),
-        ("hosts", '["example.org"]', "hosts=['example.org'], but the certificate says ['localhost', '127.0.0.1']"),
+        ("hosts", '["example.org"]', "hosts=['example.org'], but the certificate has ['localhost', '127.0.0.1']"),
     ],
 )
 def test_all_that_kit_toml_says_is_checked_against_the_certificate(copy, key, value, said):

@@ -1,4 +1,4 @@
-"""glasu audit: show what left a party, and verify its ledger.
+"""glasu audit: verify the ledger of a party, and list its releases.
 
 It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
 `glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties

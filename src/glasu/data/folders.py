@@ -126,7 +126,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
                 table.column(name)
     faults.raise_if_any()  # before the features: in a CSV file without a header, the other column names are values
     with faults.collect():
-        ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
+        ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         nodes.refuse_duplicates(manifest.id, ids)
         with faults.collect():
             graph = _read_graph(edges, manifest, ids)
@@ -154,7 +154,7 @@ def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
     """Return party.toml and the normalised ids of all nodes. No other column is read."""
     manifest = read_manifest(folder)
     nodes = read_table(_find_tables(folder, manifest)[0])
-    ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
+    ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
     if len(ids) == 0:
         raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
     return manifest, normalize_ids(ids.to_pylist(), manifest.id_rules, f"{nodes.path}: column {manifest.id!r}")

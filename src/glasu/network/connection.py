@@ -148,7 +148,7 @@ class Connection:
                     told = self._note_silence(told)
                     if self._dialing.clock() - inbound.served >= patience:
                         raise AbsenceError(
-                            f"waited {patience:.0f} s {what}, and heard nothing from the server at "
+                            f"waited {patience:.0f} s {what}, and received nothing from the server at "
                             f"{self._dialing.address}; saved work is kept. Start the same command again."
                         )
                     self.changed.wait(1.0)
@@ -238,7 +238,7 @@ class Connection:
         if frame.control is not None and frame.number == 0:
             self._take_unnumbered(stream, frame.control)
         elif inbound.welcome is None:
-            raise ProtocolError("a frame came before the welcome.")
+            raise ProtocolError("received a frame before the welcome.")
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.served = inbound.heard

@@ -15,7 +15,7 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-REMEMBERED = 256  # earlier starts to remember; those that a server has welcomed are remembered separately
+REMEMBERED = 256  # number of earlier starts to keep; those that a server has admitted are kept separately
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:

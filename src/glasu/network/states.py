@@ -52,7 +52,7 @@ class RunState(enum.Enum):
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     COMPLETE = "complete"  # every party has reported its results; the server writes its report
     RESTARTING = "restarting"  # the attempt is void because its parties changed; gather them for the next one
-    CLOSED = "closed"  # the server says goodbye to the parties
+    CLOSED = "closed"  # the server sends the goodbye to the parties
     LEAVING = "leaving"  # this process was interrupted; another process can resume the run
     FAILED = "failed"
 

@@ -223,7 +223,7 @@ def _check_manifest(path: Path, manifest: KitManifest, authority: CertificateInf
         written = getattr(manifest, key)
         if _normalize(key, written) != _normalize(key, actual):
             raise TransportError(
-                f"{path}: {key}={_show(written)}, but the certificate says {_show(actual)}; "
+                f"{path}: {key}={_show(written)}, but the certificate has {_show(actual)}; "
                 "was it edited, or are files of two kits mixed?"
             )
     if own.role == "server":

@@ -90,7 +90,9 @@ def read_request(path: Path) -> SigningRequest:
         uris = _list_names(request)
         is_signed = request.is_signature_valid and isinstance(request.signature_hash_algorithm, SHA256)
     except Exception:  # the parser raises many types for invalid input
-        raise TransportError(f"{path}: holds no signing request in PEM form; ask for the right request.pem.") from None
+        raise TransportError(
+            f"{path}: holds no signing request in PEM form; ask for the correct request.pem."
+        ) from None
     if not isinstance(found, ec.EllipticCurvePublicKey) or not isinstance(found.curve, ec.SECP256R1):
         raise TransportError(f"{path}: its key is not ECDSA on P-256; make it with `glasu provision request`.")
     if not is_signed:

@@ -117,7 +117,7 @@ class Comparison:
 def client_alignment(
     identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct. The ledger enters everything before it is sent."""
+    """Client column; `ids` are normalised and distinct. The ledger records everything before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
     yield Send(SetSize(key, ledger.enter("set size", key, np.array([len(ids)], np.float64))))

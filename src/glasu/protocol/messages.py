@@ -180,7 +180,7 @@ class Losses(Message):
 class Metrics(Message):
     """Client: the metrics of the model on a split; empty from a client without labels.
 
-    In a race, DIVERGED stands for all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
+    In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
     """
 
     values: Annotated[NDArray[np.float64], NumbersField("metrics", max_metrics)]

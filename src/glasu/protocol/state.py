@@ -27,7 +27,7 @@ DIVERGED = -math.inf  # used as a score; worse than every other score
 
 @dataclass
 class Identity:
-    """The identity of one role in a run. The keys of its messages derive from it."""
+    """The identity of one role in a run. The keys of its messages are derived from it."""
 
     names: tuple[str, ...]  # all parties, in client order
     labels: str  # "all", or the label owner

@@ -239,7 +239,7 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     else:
         yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each consistent with the records before it")
     if ledger.incomplete:
-        said = "the last line is incomplete: a crash came before its release was sent; the next run repairs it"
+        said = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
         yield AuditCheck(name, "note", said)
     if ledger.repairs:
         said = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases were not sent"

@@ -117,7 +117,7 @@ class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """One regression model over several parties, whose labels are floats; see `GLASUClassifier` for the parameters.
 
-    The task is always `regression`, even if `config` names another one. `predict` returns numbers in the unit of the
+    The task is always `regression`, even if `config` names another task. `predict` returns numbers in the unit of the
     labels.
     """
 

@@ -16,7 +16,7 @@ from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
-DRY_RUN = "dry-run"  # used in place of a run id
+DRY_RUN = "dry-run"  # used instead of a run id
 DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
