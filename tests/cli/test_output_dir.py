@@ -173,7 +173,7 @@ def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
 def test_predictions_are_not_written_over_a_partys_data(world, name):
     before = files(world / "parties")
     out = world / "parties" / "a" / name
-    refused(glasu("predict", world / "trained", "--out", out), "is a party's data", "choose another file")
+    refused(glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file")
     assert files(world / "parties") == before
     assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
 
