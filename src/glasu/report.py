@@ -228,7 +228,7 @@ class LedgerSummary(JsonRecord):
     @classmethod
     def of(cls, party: str, ledger: Ledger) -> LedgerSummary:
         """Summarise the ledger of a party."""
-        return cls(party, ledger.head.chain, ledger.length, tuple(ledger.rows()))
+        return cls(party, ledger.head.chain, ledger.length, tuple(ledger.list_totals()))
 
 
 # The source of initial weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.

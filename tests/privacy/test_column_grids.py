@@ -108,7 +108,7 @@ def test_without_agreed_keys_nothing_is_released():
     release = Release(use_for_all_kinds(Ring(32, M)))
     with pytest.raises(ProtocolError, match="have not agreed on keys for masks; nothing was sent"):
         release.tensor("representation", torch.ones(2, 2), key_of(0))
-    assert release.ledger.rows() == []
+    assert release.ledger.list_totals() == []
 
 
 def test_the_integers_stay_below_the_levels_of_a_party():

@@ -96,7 +96,7 @@ def test_limits_count_the_entries_of_earlier_processes():
     rule = PolicyRule(policy)
     ledger = Ledger(Lines(), [rule])
     for record in earlier.read():
-        ledger.take(record)
+        ledger.count_record(record)
     assert_refused(ledger, "max_evaluations", key=KEY._replace(phase=Phase.EVALUATION, round=1))
 
 

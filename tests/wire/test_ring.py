@@ -31,7 +31,7 @@ def contributions(draw):
 def test_the_server_adds_masked_integers_exactly_for_any_parties_and_chunks(case, blind, chunk_rows):
     ring, present, numbers = case
     masks = make_masks(ring.num_clients, present, blind=blind, chunk_rows=chunk_rows)
-    hidden = masks[-1].find_blind(key_of(ring.num_clients - 1), numbers[0].shape, ring.dtype)
+    hidden = masks[-1].draw_blind_stream(key_of(ring.num_clients - 1), numbers[0].shape, ring.dtype)
     payloads = [
         masks[client](ring.encode(own, key_of(client)), key_of(client))
         for client, own in zip(present, numbers, strict=True)

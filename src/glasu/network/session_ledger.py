@@ -51,7 +51,7 @@ class SessionLedger:
             )
         self._peers = tuple(party for party in attempt.present if party != self.name)
         heads = {party: attempt.ledgers[party] for party in self._peers}
-        self.ledger.remember(heads, scope=scope.training, attempt=attempt.number)
+        self.ledger.record_heads(heads, scope=scope.training, attempt=attempt.number)
         if self._begun != scope.run:
             self.ledger.begin(scope.purpose, scope.run, scope.settings)
             self._begun = scope.run
@@ -59,7 +59,7 @@ class SessionLedger:
 
     def remember_last(self, heads: Mapping[str, LedgerHead], training: str) -> None:
         """Record the heads of the other parties at the end of a run; raise LedgerError as `open_attempt` does."""
-        self.ledger.remember({party: head for party, head in heads.items() if party in self._peers}, scope=training)
+        self.ledger.record_heads({party: head for party, head in heads.items() if party in self._peers}, scope=training)
 
     def close(self, *, finished: bool) -> None:
         """Close the file; `finished` is True if every party is finished."""

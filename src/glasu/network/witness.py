@@ -1,7 +1,7 @@
 """The ledger heads that a server records: a party whose ledger was truncated or replaced is refused.
 
-Every party records the same heads in its own ledger (`Ledger.remember`), so this check does not depend on the server
-alone.
+Every party records the same heads in its own ledger (`Ledger.record_heads`), so this check does not depend on the
+server alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.state_file import ServingRecord, StateFile
-from glasu.privacy.ledger import LedgerHead, describe_cut
+from glasu.privacy.ledger import LedgerHead, describe_truncation
 
 
 class Witness:
@@ -34,7 +34,7 @@ class Witness:
             return
         if (not self._scope and before.ledger != head.ledger) or not (why := before.describe_contradiction(head)):
             return
-        raise RefusalError(Code.CUT_LEDGER, describe_cut(why))
+        raise RefusalError(Code.CUT_LEDGER, describe_truncation(why))
 
     def keep(self, heads: Mapping[str, LedgerHead]) -> None:
         """Store the heads that parties state at the start of an attempt, or when they have finished."""

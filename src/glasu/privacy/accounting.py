@@ -98,7 +98,7 @@ class Accountant:
         for node, _, price in self._list_new(entry):
             releases, spent = self._spent.get(node, (0, 0.0))
             if spent + price > self._limit * (1 + _PRECISE):
-                before, after = (self._epsilon_replaced(each) for each in (spent, spent + price))
+                before, after = (self._compute_replaced(each) for each in (spent, spent + price))
                 raise BudgetError(
                     f"the release of {entry.kind} in {entry.phase} round {entry.round} would raise the epsilon of a "
                     f"replaced row from {before:.3g} to {after:.3g} (delta {self.delta:g}, {releases} releases before),"
@@ -124,7 +124,7 @@ class Accountant:
                 found.append((node, digest, price))
         return found
 
-    def _epsilon_replaced(self, spent: float) -> float:
+    def _compute_replaced(self, spent: float) -> float:
         """Return the epsilon of a row that may become any other row: twice the clip, so half the multiplier."""
         return compute_epsilon(to_multiplier(spent) / 2, self.delta)
 
@@ -134,7 +134,7 @@ class Accountant:
         return Spent(
             unit=UNIT,
             epsilon_zeroed=compute_epsilon(to_multiplier(spent), self.delta),
-            epsilon_replaced=self._epsilon_replaced(spent),
+            epsilon_replaced=self._compute_replaced(spent),
             delta=self.delta,
             releases=releases,
             rows=len(self._spent),

@@ -64,7 +64,7 @@ class ColumnGrids:
         Representations are rounded to nearest. Gradients are rounded stochastically: values that are small in every
         round must not be lost in every round.
         """
-        half, step = _half(ring), self._find_steps(kind, key, value.shape, ring)
+        half, step = _find_half(ring), self._find_steps(kind, key, value.shape, ring)
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = np.divide(value.numpy(), step, out=self._find_scratch(value.shape))
             if kind == "gradient":
@@ -97,11 +97,11 @@ class ColumnGrids:
             num_summed: the number of clients that contributed.
         """
         steps = self._find_steps(kind, key, total.shape, ring)
-        mean = ((total.astype(np.float64) - num_summed * _half(ring)) * steps / num_summed).astype(np.float32)
-        self.follow(kind, key, mean, ring, num_summed)
+        mean = ((total.astype(np.float64) - num_summed * _find_half(ring)) * steps / num_summed).astype(np.float32)
+        self.update_range(kind, key, mean, ring, num_summed)
         return _as_tensor(mean)
 
-    def follow(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
+    def update_range(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
         """Derive the next range from an aggregate, which all clients hold."""
         if kind == "probabilities" or not len(mean):
             return
@@ -123,9 +123,9 @@ class ColumnGrids:
     def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
         known = self.ranges.get((kind, key.layer))
         if known is not None and kind != "probabilities":
-            found: NDArray[np.float64] = known.numpy() / _half(ring)
+            found: NDArray[np.float64] = known.numpy() / _find_half(ring)
             return found
-        return np.full(shape[1], self._find_first_range(kind, shape[0]) / _half(ring))
+        return np.full(shape[1], self._find_first_range(kind, shape[0]) / _find_half(ring))
 
     def _find_first_range(self, kind: Kind, num_rows: int) -> float:
         """Return the range of a tensor without an earlier aggregate.
@@ -141,7 +141,7 @@ class ColumnGrids:
         return max(above, default=self.first_range / max(1, num_rows))
 
 
-def _half(ring: Ring) -> int:
+def _find_half(ring: Ring) -> int:
     """Return h: integers lie in -h..h."""
     return (ring.levels - 1) // 2
 

@@ -47,7 +47,7 @@ class Reference:
 
 def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
     """Return the reference after the first release of rows; the first changes can be as large as the values."""
-    return Reference(own, joint, _as_tensor(_first_step(joint.numpy(), integers)))
+    return Reference(own, joint, _as_tensor(_find_first_step(joint.numpy(), integers)))
 
 
 def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
@@ -63,7 +63,7 @@ def find_change(reference: Reference, value: Tensor, integers: Integers) -> tupl
     if not np.isfinite(exact).all():
         raise TrainingError("a value to send is not a finite number; training diverged. Lower train.learning_rate.")
     numbers = np.clip(exact, -integers.largest, integers.largest)
-    own = _move(reference.own, step * numbers)
+    own = _add_rounded(reference.own, step * numbers)
     clamped = reference.clamped + int(np.count_nonzero(exact != numbers))
     return numbers.astype(np.int64), Reference(own, reference.joint, reference.step, clamped)
 
@@ -71,19 +71,19 @@ def find_change(reference: Reference, value: Tensor, integers: Integers) -> tupl
 def apply_change(reference: Reference, total: NDArray[np.int64], integers: Integers) -> Reference:
     """Return the reference with the joint change, given the sums of the clients' integers."""
     step = reference.step.numpy()
-    joint = _move(reference.joint, step * total / integers.num_clients)
-    following = _as_tensor(_next_step(step, total, integers))
+    joint = _add_rounded(reference.joint, step * total / integers.num_clients)
+    following = _as_tensor(_find_next_step(step, total, integers))
     return Reference(reference.own, joint, following, reference.clamped)
 
 
-def _first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.float64]:
+def _find_first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.float64]:
     if not len(joint):
         return np.ones(joint.shape[1])
     largest = np.abs(joint).max(axis=0).astype(np.float64)
     return _limit_ratio(largest * (integers.bits / 2) / integers.largest)
 
 
-def _next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
+def _find_next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
     """Return the step for changes as large as the last ones, assuming that the clients' changes are independent."""
     if not len(total):
         return step
@@ -99,7 +99,7 @@ def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
     return limited
 
 
-def _move(values: Tensor, by: NDArray[np.float64]) -> Tensor:
+def _add_rounded(values: Tensor, by: NDArray[np.float64]) -> Tensor:
     """Return the sum, rounded once to the precision of the values."""
     return _as_tensor((values.numpy() + by).astype(values.numpy().dtype))
 

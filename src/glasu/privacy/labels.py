@@ -30,15 +30,15 @@ def randomize_training_labels(party: PartyData, epsilon: float, secret: bytes) -
         return party
     labels, nodes = party.labels.astype(np.int64), party.splits.train
     if labels.ndim == 1:
-        labels[nodes] = randomize(labels[nodes], nodes, len(party.classes), epsilon, secret)
+        labels[nodes] = randomize_labels(labels[nodes], nodes, len(party.classes), epsilon, secret)
     else:
         share = epsilon / labels.shape[1]
         for column in range(labels.shape[1]):
-            labels[nodes, column] = randomize(labels[nodes, column], nodes, 2, share, secret, column)
+            labels[nodes, column] = randomize_labels(labels[nodes, column], nodes, 2, share, secret, column)
     return replace(party, labels=labels)
 
 
-def randomize(
+def randomize_labels(
     labels: NDArray[np.integer],
     nodes: NDArray[np.integer],
     num_classes: int,
@@ -62,12 +62,12 @@ def randomize(
             continue
         message = b"glasu label\0" + _PLACE_OF_LABEL.pack(node, column, epsilon) + struct.pack("<q", label)
         drawn = hmac.digest(secret, message, "sha256")
-        if int.from_bytes(drawn[:16], "little") * 2.0**-128 >= keep_probability(num_classes, epsilon):
+        if int.from_bytes(drawn[:16], "little") * 2.0**-128 >= compute_keep_probability(num_classes, epsilon):
             other = int.from_bytes(drawn[16:], "little") * (num_classes - 1) >> 128  # uniform in 0..k-2
             changed[place] = other + (other >= label)
     return changed
 
 
-def keep_probability(num_classes: int, epsilon: float) -> float:
+def compute_keep_probability(num_classes: int, epsilon: float) -> float:
     """Return the probability that a label keeps its value: e^epsilon / (e^epsilon + k - 1)."""
     return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))

@@ -154,7 +154,7 @@ class LedgerError(DataError):
     public_default = "its ledger is damaged, or shorter than before; see that party's log."
 
 
-def describe_cut(why: str) -> str:
+def describe_truncation(why: str) -> str:
     """Return the error text for a party whose ledger contradicts what other roles recorded about it."""
     return (
         f"its ledger differs from the one that it stated before: {why}. It was truncated, or replaced by an old copy. "
@@ -219,7 +219,7 @@ class Ledger:
         resumes = run == self.unfinished and not fresh
         self.write(Start(purpose=purpose, run=run, resumes=resumes, settings=settings, policy=self.policy))
 
-    def remember(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
+    def record_heads(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
         """Record the heads of the other parties' ledgers; raise LedgerError if one contradicts an earlier head.
 
         Args:
@@ -231,7 +231,7 @@ class Ledger:
             for (name, where), before in self.peers.items():
                 same = where == scope != "" or before.ledger == head.ledger
                 if name == party and same and (why := before.describe_contradiction(head)):
-                    message = f"party {party!r}: {describe_cut(why)}"
+                    message = f"party {party!r}: {describe_truncation(why)}"
                     raise LedgerError(message, message)
         self.write(PeerHeads(scope=scope, attempt=attempt, heads=dict(heads)))
 
@@ -281,7 +281,7 @@ class Ledger:
             rule.check(entry)
         self.write(entry)
 
-    def enter(
+    def record_array(
         self, kind: str, key: Key, content: NDArray[Any], *, rows: int | None = None, protection: str = "none"
     ) -> NDArray[Any]:
         """Record an array that is sent without an encoding, and return it.
@@ -313,9 +313,9 @@ class Ledger:
             line, self.chain = format_line(record, self.chain)
             self.sink.append(line)
         self.length += 1
-        self.take(record)
+        self.count_record(record)
 
-    def take(self, record: LedgerRecord) -> None:
+    def count_record(self, record: LedgerRecord) -> None:
         """Update totals and rules with a record of this or an earlier process."""
         match record:
             case Opening():
@@ -343,7 +343,7 @@ class Ledger:
         if self.sink is not None:
             self.sink.sync()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def list_totals(self) -> list[dict[str, Any]]:
         """Return the totals, one dictionary per kind of release."""
         return [
             {

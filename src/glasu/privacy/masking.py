@@ -147,7 +147,7 @@ class PairwiseMasks:
             )
         masked: Array = payload.copy()
         for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
-            self._use(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
+            self._mark_used(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
             for peer in clients:
                 if peer > self.own:
                     masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
@@ -157,7 +157,7 @@ class PairwiseMasks:
                 masked[rows] += self._draw(self.group_key, b"blind", place, masked[rows])
         return masked
 
-    def find_blind(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
+    def draw_blind_stream(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
         """Return the stream that hides the sum of an exchange from the server; None if there is none.
 
         It is bound to the running hash at this moment, so a reader calls it before the first answer.
@@ -171,7 +171,7 @@ class PairwiseMasks:
 
     def seal(self, content: bytes, key: Key) -> bytes:
         """Encrypt a message of this client to all others. The place and the sender are associated data."""
-        self._use(b"seal" + _pack_place(key, 0, 0, 0))
+        self._mark_used(b"seal" + _pack_place(key, 0, 0, 0))
         return AESGCM(self._find_seal_key(key)).encrypt(ONE_USE, content, _describe_sender(key))
 
     def unseal(self, content: bytes, key: Key, sender: int) -> bytes:
@@ -206,7 +206,7 @@ class PairwiseMasks:
             found.append((_pack_place(place, rows.stop - start, payload.shape[1], size), rows))
         return found
 
-    def _use(self, place: bytes) -> None:
+    def _mark_used(self, place: bytes) -> None:
         """Mark a place as used. Refuse a second tensor there: the server could compute the difference of the two."""
         if place in self._used:
             raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")

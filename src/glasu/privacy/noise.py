@@ -215,7 +215,7 @@ def read_mechanism(protection: str) -> Mechanism | None:
     return None if found is None else Mechanism(float(found[1]), float(found[2]))
 
 
-def noise_key(secret: Secret | None, seed: int) -> bytes:
+def derive_noise_key(secret: Secret | None, seed: int) -> bytes:
     """Return the key of a party's noise. Without a secret it is derived from the public seed and protects nothing."""
     if secret is not None:
         return secret.derive("noise").value

@@ -38,7 +38,7 @@ ReleaseKind: TypeAlias = Literal[
 ]
 NODE_KINDS = ("representation", "change", "gradient", "probabilities")  # kinds with one row per node
 INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
-Most = Annotated[int, Bounds(0, 2**53)]
+Limit = Annotated[int, Bounds(0, 2**53)]
 UNNAMED = "the policy"
 
 
@@ -55,11 +55,11 @@ class Policy(Checked):
     section = "policy"
     forbid: tuple[ReleaseKind, ...] = ()
     require: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names of protections
-    min_rows: Most | None = None  # for releases with one row per node
-    max_rows: Most | None = None  # likewise
-    max_releases_per_row: Most | None = None  # for each kind and layer
-    max_evaluations: Most | None = None  # exact inferences: evaluations and predictions
-    max_ids: Most | None = None  # in the set of any party in an alignment
+    min_rows: Limit | None = None  # for releases with one row per node
+    max_rows: Limit | None = None  # likewise
+    max_releases_per_row: Limit | None = None  # for each kind and layer
+    max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
+    max_ids: Limit | None = None  # in the set of any party in an alignment
 
     def _check(self) -> None:
         known = ReleaseKind.__args__  # type: ignore[attr-defined]
@@ -76,15 +76,15 @@ class Policy(Checked):
         """
         for kind, protection in protections.items():
             if why := self.find_fault(kind, protection):
-                raise self.refuse(source, why, "the settings of this run")
+                raise self.make_error(source, why, "the settings of this run")
         if self.max_evaluations is not None and num_evaluations > self.max_evaluations:
             why = f"max_evaluations = {self.max_evaluations}: the run has {num_evaluations} evaluations"
-            raise self.refuse(source, why, "the settings of this run")
+            raise self.make_error(source, why, "the settings of this run")
 
     def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
         """Refuse an alignment with a set of ids that is too large."""
         if self.max_ids is not None and size > self.max_ids:
-            raise self.refuse(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
+            raise self.make_error(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
 
     def find_fault(self, kind: str, protection: str) -> str | None:
         """Return the rule of the policy that a kind of release breaks."""
@@ -95,8 +95,8 @@ class Policy(Checked):
             return f"require.{kind} = {list(self.require[kind])}: its protection is {protection!r}"
         return None
 
-    def refuse(self, source: str, why: str, what: str) -> PolicyError:
-        """Return the error that names a rule.
+    def make_error(self, source: str, why: str, what: str) -> PolicyError:
+        """Return the error for a broken rule.
 
         Args:
             source: names the policy.
@@ -125,7 +125,7 @@ class PolicyRule:
         if found is not None:
             layer = f", layer {entry.layer}" if entry.layer >= 0 else ""
             what = f"a release of {entry.kind} ({entry.phase} round {entry.round}{layer}); nothing was sent"
-            raise self.policy.refuse(self._source, found, what)
+            raise self.policy.make_error(self._source, found, what)
 
     def _find_limit(self, entry: Entry) -> str | None:
         """Return the limit that a release exceeds."""

@@ -98,12 +98,12 @@ UNPROTECTED = Protection()
 References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
-def _place(key: Key) -> tuple[str, int]:
+def _find_place(key: Key) -> tuple[str, int]:
     """Return the index of a reference. Training and evaluation have separate ones: dropout and rows differ."""
     return key.phase.name, key.layer
 
 
-def _integers(encoding: Encoding) -> Integers:
+def _require_integers(encoding: Encoding) -> Integers:
     assert isinstance(encoding, Integers)
     return encoding
 
@@ -122,7 +122,7 @@ class Release:
     grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of masked tensors
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
-    def protection(self, kind: Kind) -> Protection:
+    def find_protection(self, kind: Kind) -> Protection:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
 
@@ -130,17 +130,17 @@ class Release:
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
         exact = self.encodings["representation"].is_exact and not self.feedback
-        protection = self.protection("representation")
+        protection = self.find_protection("representation")
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
         """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
-        clip = self.protection("representation").clip
+        clip = self.find_protection("representation").clip
         return partial if clip is None else clip(partial)
 
     def clip_gradient(self, partial: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient at the clipped H_m^+[l]."""
-        clip = self.protection("representation").clip
+        clip = self.find_protection("representation").clip
         if clip is None:
             return gradient
         with torch.enable_grad():
@@ -156,13 +156,13 @@ class Release:
             key: the key of the exchange.
             nodes: the nodes of the rows; None if they are not known.
         """
-        encoding, protection = self.encodings[kind], self.protection(kind)
+        encoding, protection = self.encodings[kind], self.find_protection(kind)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         contribution = None
         array: NDArray[Any] = value.numpy()
         if kind == "change":
-            array, changed = find_change(self.references[_place(key)], value, _integers(encoding))
-            self.references[_place(key)], contribution = changed, changed.own
+            array, changed = find_change(self.references[_find_place(key)], value, _require_integers(encoding))
+            self.references[_find_place(key)], contribution = changed, changed.own
         elif isinstance(encoding, Ring):
             if protection.masking is None:
                 raise ProtocolError(f"{key}: the parties have not agreed on keys for masks; nothing was sent.")
@@ -204,7 +204,7 @@ class Release:
         Returns:
             The tensor as its readers decode it, and the encrypted chunks.
         """
-        encoding, protection = self.encodings[kind], replace(self.protection("gradient"), masking=None)
+        encoding, protection = self.encodings[kind], replace(self.find_protection("gradient"), masking=None)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         encoded = encoding.encode(value.numpy(), key)
         parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
@@ -258,13 +258,16 @@ class Release:
             return self.grids.to_mean(kind, payload, key, encoding, num_summed)
         decoded = encoding.answer.decode(payload)
         if kind == "change":
-            changed = apply_change(self.references[_place(key)], decoded, _integers(encoding))
-            self.references[_place(key)] = changed
+            changed = apply_change(self.references[_find_place(key)], decoded, _require_integers(encoding))
+            self.references[_find_place(key)] = changed
             return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
         if kind == "representation" and self._first is not None:
-            integers = _integers(self.encodings["change"])
-            self.references[_place(key)], self._first = start_reference(self._first, value.detach(), integers), None
+            integers = _require_integers(self.encodings["change"])
+            self.references[_find_place(key)], self._first = (
+                start_reference(self._first, value.detach(), integers),
+                None,
+            )
         return value
 
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:

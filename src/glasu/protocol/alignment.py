@@ -120,7 +120,7 @@ def client_alignment(
     """Client column; `ids` are normalised and distinct. The ledger records everything before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
-    yield Send(SetSize(key, ledger.enter("set size", key, np.array([len(ids)], np.float64))))
+    yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
     answer = yield Receive((SetSize,), key)
     chunks = limits.count_chunks(limits.check_largest(_read_number(answer), "the largest set of a party"))
     own_chunks, done = limits.count_chunks(len(ids)), 0
@@ -140,13 +140,13 @@ def client_alignment(
     for step in range(1, identity.num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         sender = identity.names[identity.index - 1]
-        entered = ledger.enter("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
+        entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
         yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
         with _Blaming(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
-        ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
+        ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
@@ -160,7 +160,7 @@ def client_alignment(
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
-    ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
+    ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
     for chunk in range(chunks):
         yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
     found = yield from _receive_common(key, len(ids), limits)

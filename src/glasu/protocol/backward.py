@@ -90,7 +90,7 @@ def exchange_share(
     if client.masks is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
-    client.follow_gradient(key, found)
+    client.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
 
 

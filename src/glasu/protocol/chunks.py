@@ -61,7 +61,7 @@ def exchange_rows(
         requested: the rows of the answer that this client receives, if not all.
     """
     kind, answer = kinds
-    blind = client.find_blind(answer.content().kind, key, shape)
+    blind = client.draw_blind_stream(answer.content().kind, key, shape)
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):

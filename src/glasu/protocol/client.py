@@ -20,7 +20,7 @@ from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import PairwiseMasks, Signer
-from glasu.privacy.noise import noise_key
+from glasu.privacy.noise import derive_noise_key
 from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.protection import list_rules, make_protections
@@ -75,7 +75,7 @@ class Client:
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
         if config.privacy.label_epsilon is not None and self.has_labels:
-            key = noise_key(None if secret is None else secret.derive("labels"), seed)
+            key = derive_noise_key(None if secret is None else secret.derive("labels"), seed)
             party = randomize_training_labels(party, config.privacy.label_epsilon, key)
         lower = self.config if self.stages is None else self.stages.lower
         # The data that the layers and the loss read. `self.party` has the labels before randomised response.
@@ -88,7 +88,7 @@ class Client:
         rules = list_rules(config.privacy)
         self.release = Release(
             encodings_of(config, self.private_seed),
-            make_protections(config.privacy, self.data.task, noise_key(secret, seed)),
+            make_protections(config.privacy, self.data.task, derive_noise_key(secret, seed)),
             Ledger(rules=rules),
             rules,
             feedback=config.wire.feedback,
@@ -189,21 +189,21 @@ class Client:
         """Mask the tensors of all later releases."""
         self.masks = masks
         for kind in use_for_all_kinds(None):
-            protection = dataclasses.replace(self.release.protection(kind), masking=masks)
+            protection = dataclasses.replace(self.release.find_protection(kind), masking=masks)
             self.release.protections = {**self.release.protections, kind: protection}
 
-    def find_blind(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Array | None:
+    def draw_blind_stream(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Array | None:
         """Return the stream that hides a sum from the server, before its answer arrives; None if there is none."""
         encoding, (rows, columns) = self.release.encodings[kind], shape
         if self.masks is None or not encoding.is_hidden or columns is None:
             return None
-        return self.masks.find_blind(key, (rows, columns), encoding.dtype)
+        return self.masks.draw_blind_stream(key, (rows, columns), encoding.dtype)
 
-    def follow_gradient(self, key: Key, gradient: Tensor) -> None:
+    def update_ranges(self, key: Key, gradient: Tensor) -> None:
         """Derive the ranges of lower layers from the label owner's gradient, which all clients hold."""
         ring = self.release.encodings["gradient"]
         if isinstance(ring, Ring):
-            self.release.grids.follow("gradient", key, gradient.numpy(), ring, 1)
+            self.release.grids.update_range("gradient", key, gradient.numpy(), ring, 1)
 
     def require_masks(self) -> PairwiseMasks:
         """Return the masks of this attempt."""

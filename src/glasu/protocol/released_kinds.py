@@ -33,7 +33,7 @@ def _name_protection(client: Client, kind: str) -> str:
     gate: Any = client.release
     if kind not in gate.encodings:
         return {"key": "signed", "verdict": "sealed"}.get(kind, "none")
-    parts = [replace(gate.protection(kind), masking=None).name]
+    parts = [replace(gate.find_protection(kind), masking=None).name]
     if gate.encodings[kind].is_hidden:
         is_owner = client.identity.owner == client.identity.index
         sealed = kind == "gradient" and is_owner  # true at the last layer; the gradients of lower layers are masked

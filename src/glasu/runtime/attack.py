@@ -143,9 +143,9 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
         own = _list_edges(attacker.own)
     draws = attacker.seen.list_draws(attacker.target)
     chance = len(truth) / (count * (count - 1) / 2)
-    baseline = max(chance, edges.share_of_edges(own, truth))
+    baseline = max(chance, edges.measure_edge_share(own, truth))
     ranked = edges.put_first(own, edges.rank_pairs(draws, count))
-    score = edges.share_of_edges(ranked, truth) if draws else baseline
+    score = edges.measure_edge_share(ranked, truth) if draws else baseline
     detail = f"{len(draws[0].drawn)} rounds" if draws else "no index set was sent"
     yield attacker.report("edges from index sets", EDGE_SHARE, score, chance, baseline, detail)
 
@@ -165,7 +165,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     )
     truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
     own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
-    chance = labels.match_classes(labels.shuffle(truth, attacker.seed), truth, classes)
+    chance = labels.match_classes(labels.shuffle_labels(truth, attacker.seed), truth, classes)
     alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
     baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
 
@@ -174,14 +174,14 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
         return attacker.report(f"labels: {name}", LABEL_SHARE, score, chance, baseline, f"{len(nodes)} nodes")
 
     def cluster(rows: Values) -> Classes:
-        return labels.cluster_rows(labels.directions(rows), classes, attacker.seed)
+        return labels.cluster_rows(labels.normalize_rows(rows), classes, attacker.seed)
 
     inputs: list[Values] = []
     if gradients:
         first, summed = gradients[0], _sum_directions(gradients, nodes)
         yield report("k-means of G, first round", cluster(first.rows), first.nodes)
         yield report("k-means of G, all rounds", cluster(summed), nodes)
-        inputs.append(labels.directions(summed))
+        inputs.append(labels.normalize_rows(summed))
         joint = next((each for each in joints if each.round == first.round), None)
         if joint is not None:
             matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
@@ -202,7 +202,7 @@ def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
     """Return the sum of the directions of each node's gradients."""
     total = np.zeros((len(nodes), gradients[0].rows.shape[1]))
     for each in gradients:
-        total[np.searchsorted(nodes, each.nodes)] += labels.directions(each.rows)
+        total[np.searchsorted(nodes, each.nodes)] += labels.normalize_rows(each.rows)
     return total
 
 
@@ -252,7 +252,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
     def score(*blocks: Values) -> float:
         guesses = features.guess_features(features.join_columns(own, *blocks), truth, known)
-        measured = features.share_of_words if words else features.explained_share
+        measured = features.measure_word_share if words else features.measure_r2
         return measured(guesses, truth[~known])
 
     measure = "share of words" if words else "R2 of the columns"
@@ -287,7 +287,7 @@ def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
         return next(each.rows for each in whole if each.sender == sender and (each.key.round, each.key.layer) == place)
 
     truth, own = part(attacker.target), part(attacker.seen.view.index)
-    score, baseline = (max(0.0, features.explained_share(each, truth)) for each in (guessed.rows, own))
+    score, baseline = (max(0.0, features.measure_r2(each, truth)) for each in (guessed.rows, own))
     detail = f"M = {attacker.seen.num_clients}"
     yield attacker.report("representation through the mean", PART_R2, score, 0.0, baseline, detail)
 
@@ -305,9 +305,9 @@ def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
     score, detail = 0.5, "no index set was sent"
     if batches:
         scores = np.bincount(np.concatenate(list(batches.values())), minlength=seen.num_nodes)
-        score, detail = membership.area_under_curve(scores, members), "batches"
+        score, detail = membership.compute_roc_auc(scores, members), "batches"
     elif proposals:
-        score = membership.area_under_curve(membership.count_common(proposals, seen.num_nodes), members)
+        score = membership.compute_roc_auc(membership.count_common(proposals, seen.num_nodes), members)
         detail = f"{len(proposals)} rounds"
     yield attacker.report("training nodes from index sets", "ROC AUC", score, 0.5, 0.5, detail)
 
@@ -316,7 +316,7 @@ def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
     """Distinguish training nodes from test nodes by the certainty of predictions."""
     nodes = np.concatenate([splits.train, splits.test])
     members = np.arange(len(nodes)) < len(splits.train)
-    score = membership.area_under_curve(membership.certainty(probabilities[nodes]), members)
+    score = membership.compute_roc_auc(membership.measure_certainty(probabilities[nodes]), members)
     return AttackResult("training nodes from predictions", "requester", "all", "ROC AUC", score, 0.5, 0.5)
 
 

@@ -122,7 +122,7 @@ class AuditedLedger(JsonRecord):
         """Return the last run of a purpose."""
         return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
 
-    def take(self, record: LedgerRecord) -> None:
+    def count_record(self, record: LedgerRecord) -> None:
         """Add a record."""
         match record:
             case Opening(party=party):
@@ -199,7 +199,7 @@ def _read_ledgers(folder: Path) -> Iterator[AuditedLedger]:
                     ledger.incomplete = True
                     break
                 ledger.chains.append(found.chain)
-                ledger.take(found.record)
+                ledger.count_record(found.record)
         except LedgerError as error:
             ledger.fault = str(error)
         yield ledger

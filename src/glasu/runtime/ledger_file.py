@@ -173,7 +173,7 @@ def open_ledger(
         if isinstance(found.record, Opening) and found.record.party != party:
             owner = found.record.party
             raise LedgerError(f"{path}: is the ledger of party {owner!r}, not of {party!r}; give another --out.")
-        ledger.take(found.record)
+        ledger.count_record(found.record)
     if fragment is not None:
         _repair(path, fragment, ledger)
     if ledger.length == 0:
@@ -194,7 +194,7 @@ def _repair(path: Path, fragment: Fragment, ledger: Ledger) -> None:
         with path.open("ab") as file:
             file.write(b"\n")
         ledger.length, ledger.chain = ledger.length + 1, chain
-        ledger.take(record)
+        ledger.count_record(record)
     ledger.sync()
 
 
@@ -210,7 +210,7 @@ def exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
         ledger.sync()
     heads = {name: ledger.head for name, ledger in ledgers.items()}
     for name, ledger in ledgers.items():
-        ledger.remember({other: head for other, head in heads.items() if other != name})
+        ledger.record_heads({other: head for other, head in heads.items() if other != name})
 
 
 def list_ledger_files(folder: Path) -> Mapping[str, Path]:

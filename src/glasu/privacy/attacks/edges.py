@@ -82,7 +82,7 @@ def encode_edges(source: NodeIds, target: NodeIds, num_nodes: int) -> NodeIds:
     return np.unique((low * num_nodes + high)[low < high])
 
 
-def share_of_edges(ranked: NodeIds, edges: NodeIds) -> float:
+def measure_edge_share(ranked: NodeIds, edges: NodeIds) -> float:
     """Return the share of the edges that are among the first E guesses, where E is the number of edges."""
     return float(np.isin(ranked[: len(edges)], edges).sum() / max(1, len(edges)))
 

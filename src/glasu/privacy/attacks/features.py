@@ -67,7 +67,7 @@ def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values
     return lambda rows: rows @ weights + mean
 
 
-def share_of_words(guesses: Values, features: Values) -> float:
+def measure_word_share(guesses: Values, features: Values) -> float:
     """Return the share of the nonzero columns that are among the highest guesses of their row.
 
     For a row with k words, its k highest guesses count. Random guesses therefore score the density of the matrix.
@@ -78,7 +78,7 @@ def share_of_words(guesses: Values, features: Values) -> float:
     return float((present & (places < counts[:, None])).sum() / max(1, counts.sum()))
 
 
-def explained_share(guesses: Values, features: Values) -> float:
+def measure_r2(guesses: Values, features: Values) -> float:
     """Return R^2, the mean over the columns that vary."""
     spread = np.square(features - features.mean(axis=0)).sum(axis=0)
     error = np.square(guesses - features).sum(axis=0)

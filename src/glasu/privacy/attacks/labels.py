@@ -19,7 +19,7 @@ from glasu.randomness import Stream, draw_distinct, draw_words
 MATCHING_STEPS, MATCHING_ROUNDS = 150, 6
 
 
-def directions(gradients: Values) -> Values:
+def normalize_rows(gradients: Values) -> Values:
     """Return the rows scaled to length 1; rows of zeros stay zero."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
     scaled: Values = gradients / np.maximum(lengths, 1e-30)
@@ -41,7 +41,7 @@ def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
     return float(table[rows, columns].sum() / max(1, len(labels)))
 
 
-def shuffle(labels: Classes, seed: int) -> Classes:
+def shuffle_labels(labels: Classes, seed: int) -> Classes:
     """Return the labels in a random order: a guess from the class sizes alone."""
     words = draw_words(*Stream(seed, "shuffled labels").key_halves(), np.arange(len(labels)))
     return labels[np.argsort(words)]
@@ -65,10 +65,10 @@ def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values)
     scores = read @ weight + bias
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     probabilities = scores / scores.sum(axis=1, keepdims=True)
-    seen, errors = directions(gradients), []
+    seen, errors = normalize_rows(gradients), []
     for label in range(weight.shape[1]):
         expected = (probabilities - np.eye(weight.shape[1])[label]) @ weight.T
-        errors.append(np.square(seen - directions(np.where(kept, expected, 0.0))).sum(axis=1))
+        errors.append(np.square(seen - normalize_rows(np.where(kept, expected, 0.0))).sum(axis=1))
     best: Classes = np.argmin(errors, axis=0)
     return best
 
@@ -79,7 +79,7 @@ def match_gradients(gradients: Values, joint: Values, num_classes: int, seed: in
     Starting from clusters, fit the classifier to the gradients and labels, then the labels to the classifier, and
     repeat (gradient matching).
     """
-    guesses = cluster_rows(directions(gradients), num_classes, seed)
+    guesses = cluster_rows(normalize_rows(gradients), num_classes, seed)
     for _ in range(MATCHING_ROUNDS):
         weight, bias = _fit_classifier(gradients, joint, guesses, num_classes)
         better = solve_labels(gradients, joint, weight, bias)

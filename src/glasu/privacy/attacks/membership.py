@@ -28,13 +28,13 @@ def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: in
     return scores
 
 
-def certainty(probabilities: Values) -> Values:
+def measure_certainty(probabilities: Values) -> Values:
     """Return the largest class probability of each row: a model is often more certain at its training nodes."""
     greatest: Values = probabilities.max(axis=1)
     return greatest
 
 
-def area_under_curve(scores: Values, members: NDArray[np.bool_]) -> float:
+def compute_roc_auc(scores: Values, members: NDArray[np.bool_]) -> float:
     """Return the probability that a member has a higher score than another node; equal scores count half."""
     order = np.argsort(scores, kind="stable")
     _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
