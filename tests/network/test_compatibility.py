@@ -28,7 +28,7 @@ from glasu.network.options import JoinOptions
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove
-from glasu.protocol.message_bytes import format_number
+from glasu.protocol.message_bytes import compute_format_number
 from glasu.registry import Extension
 from glasu.report import versions
 from support.cluster import Cluster
@@ -239,7 +239,7 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_table_at_b
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"message_format": 1}, f"message format: the server {format_number()}, b 1"),
+        ({"message_format": 1}, f"message format: the server {compute_format_number()}, b 1"),
         ({"glasu": "0.0.1"}, f"glasu: the server {versions()['glasu']}, b 0.0.1"),
         ({"numpy": "0.0.1"}, ", b 0.0.1"),
         ({"torch": "0.0.1"}, "torch: a "),

@@ -29,7 +29,7 @@ def state(parties):
     keys = {party.name: IdKeys() for party in parties}
     shares = {name: own.share for name, own in keys.items()}
     for name, own in keys.items():
-        own.take_shares(name, shares)
+        own.store_shares(name, shares)
     return {party.name: party_facts(party, "training", keys[party.name]) for party in parties}
 
 
@@ -70,7 +70,7 @@ def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_l
 @pytest.mark.parametrize("share", ["", "00" * 32, "zz", "ab" * 31])
 def test_a_share_that_is_no_key_is_refused(share):
     keys = IdKeys()
-    keys.take_shares("a", {"a": keys.share, "b": share})
+    keys.store_shares("a", {"a": keys.share, "b": share})
     with pytest.raises(ProtocolError, match="the share of party 'b' is no key"):
         keys.make_tags(tiny_parties()[0])
 

@@ -120,7 +120,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def check_limits(self, head: Head, size: int) -> None:
         """Refuse a message from the server that is too long for an alignment."""
-        self._require_offer()[2].of_messages().check(head, size)
+        self._require_offer()[2].limit_messages().check(head, size)
 
     def begin(self, attempt: ProposedAttempt) -> Script[Alignment]:
         """Return the script of an attempt, with all parties of the roster."""

@@ -90,7 +90,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         identity = Identity(tuple(statements), "all", SERVER, derive_attempt_run(self.run, number))
-        attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.of_messages().check)
+        attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)
 
     def finish(self, result: Comparison, finished: Sequence[ResultPayload]) -> AlignmentReport:

@@ -199,7 +199,7 @@ class ClientSession:
             case control.StatementRequest(shares):
                 self._machine.advance(PeerEvent.REGATHER)
                 if shares:
-                    self._handshake.take_shares(shares)
+                    self._handshake.store_shares(shares)
                 if self._check_limits is not None:
                     self._state_again()
             case control.Goodbye(payload):

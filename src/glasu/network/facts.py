@@ -16,7 +16,7 @@ import numpy as np
 
 from glasu.data.party import have_labels, measure_labels, sign_ids
 from glasu.network.id_keys import IdKeys, IdTag
-from glasu.protocol.message_bytes import format_number
+from glasu.protocol.message_bytes import compute_format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
 from glasu.report import versions
@@ -74,7 +74,7 @@ def server_facts(purpose: Purpose, **more: Any) -> Facts:
     found = versions()
     return Facts(
         purpose=purpose,
-        message_format=format_number(),
+        message_format=compute_format_number(),
         glasu=found["glasu"],
         numpy=_omit_build(found["numpy"]),
         numpy_build=found["numpy"],

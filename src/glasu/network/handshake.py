@@ -209,7 +209,7 @@ class ClientHandshake(Protocol):
         """
         ...
 
-    def take_shares(self, shares: Mapping[str, str]) -> None:
+    def store_shares(self, shares: Mapping[str, str]) -> None:
         """Store the shares of all parties. The next statement contains HMACs for them."""
         ...
 

@@ -48,7 +48,7 @@ class IdKeys:
         self.share = self._private.public_key().public_bytes_raw().hex()
         self._shares: dict[str, str] = {}  # shares of the other parties, by name
 
-    def take_shares(self, own: str, shares: Mapping[str, str]) -> None:
+    def store_shares(self, own: str, shares: Mapping[str, str]) -> None:
         """Store the shares of all parties, which the server forwards; `own` is the name of this party."""
         self._shares = {name: share for name, share in shares.items() if name != own}
 

@@ -76,9 +76,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Read and accept the offer of a server process, or raise GlasuError, so that the session declines it."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
-    def take_shares(self, shares: Mapping[str, str]) -> None:
+    def store_shares(self, shares: Mapping[str, str]) -> None:
         """Store the shares of all parties. The next statement contains HMACs for them."""
-        self.id_keys.take_shares(self.options.kit.name, shares)
+        self.id_keys.store_shares(self.options.kit.name, shares)
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:
@@ -134,7 +134,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Process the payload of the server's goodbye: the last heads of all ledgers."""
         said = read_payload(FarewellPayload, farewell, "the farewell of the server")
         try:
-            self.session_ledger.remember_last(said.ledgers, self.scope().training)
+            self.session_ledger.record_last_heads(said.ledgers, self.scope().training)
         except LedgerError as error:  # the results are complete; the next attempt would be refused
             self.options.log.warning("%s", error)
 

@@ -145,7 +145,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             )
         if present != self.roster:
             check_present(self.model.config, self.roster, present)
-        self.client.place_among(present)
+        self.client.restrict_clients(present)
         identity = self.client.identity
         identity.attempt = attempt.number % ATTEMPTS
         identity.run = derive_attempt_run(self._run, attempt.number)

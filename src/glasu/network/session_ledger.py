@@ -57,7 +57,7 @@ class SessionLedger:
             self._begun = scope.run
         self.ledger.sync()
 
-    def remember_last(self, heads: Mapping[str, LedgerHead], training: str) -> None:
+    def record_last_heads(self, heads: Mapping[str, LedgerHead], training: str) -> None:
         """Record the heads of the other parties at the end of a run; raise LedgerError as `open_attempt` does."""
         self.ledger.record_heads({party: head for party, head in heads.items() if party in self._peers}, scope=training)
 

@@ -60,7 +60,7 @@ class SetLimits:
         if self.max_ids < 1:
             raise ConfigError(f"max_ids={self.max_ids}: must be 1 or more.")
 
-    def of_messages(self) -> Limits:
+    def limit_messages(self) -> Limits:
         """Return the maximum sizes of the messages."""
         return Limits(
             num_nodes=self.max_ids,
@@ -143,20 +143,20 @@ def client_alignment(
         entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
         yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
-        with _Blaming(sender, message):
+        with _SenderInErrors(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
         ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
-            with _Blaming(sender, message):
+            with _SenderInErrors(sender, message):
                 _refuse_gap(parts, message.points, limits)
                 parts.append(blinding.blind(message.points))
             done += 1
             yield Aligning(done / num_steps, name)
         points = np.concatenate(parts)
-        with _Blaming(sender, message):
+        with _SenderInErrors(sender, message):
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
@@ -191,7 +191,7 @@ def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) ->
         raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
 
 
-class _Blaming:
+class _SenderInErrors:
     """Adds a message's key and sender to the protocol errors of a block."""
 
     def __init__(self, sender: str, message: Message) -> None:
@@ -225,11 +225,11 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
     for step in range(1, num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         shares = yield Receive((KeyShare,), key.at(SHARES))
-        yield _pass_on(key.at(SHARES), shares)
+        yield _forward_to_next(key.at(SHARES), shares)
         for chunk in range(chunks):
             sets = yield Receive((BlindedSet,), key.at(SETS, chunk))
             _check_rows(identity, sets, sizes, step - 1, chunk, limits)
-            yield _pass_on(key.at(SETS, chunk), sets)
+            yield _forward_to_next(key.at(SETS, chunk), sets)
 
     key = identity.key(Phase.ALIGNMENT, num_clients)
     received = []
@@ -282,7 +282,7 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
     }
 
 
-def _pass_on(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
+def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
     """Send the message of every client to the next client."""
     before = (messages[client - 1] for client in range(len(messages)))
     return Scatter(tuple(replace(message, key=_name_receiver(key, client)) for client, message in enumerate(before)))

@@ -92,7 +92,7 @@ def server_average(
         if requested is None:
             return Broadcast(JointScores(answer, rows))
         own = [rows[mask[first_row : first_row + len(rows)]] for mask in requested]
-        pairs = zip(server.keys_to_each(answer), own, strict=True)
+        pairs = zip(server.make_client_keys(answer), own, strict=True)
         return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 
     senders = present if server.identity.owner < 0 else [server.identity.owner]
@@ -101,12 +101,12 @@ def server_average(
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:
     """Client column: return the mean at all nodes, given this client's class probabilities at all nodes."""
-    return (yield from client_average(client, _first(client, key), own, np.arange(client.data.num_nodes)))
+    return (yield from client_average(client, _make_first_key(client, key), own, np.arange(client.data.num_nodes)))
 
 
 def server_average_all(server: Server, key: Key) -> Script[None]:
     """Server column of `client_average_all`."""
-    yield from server_average(server, _first(server, key), server.sizes.num_nodes)
+    yield from server_average(server, _make_first_key(server, key), server.sizes.num_nodes)
 
 
 def client_average_propagated(
@@ -135,7 +135,7 @@ def client_average_propagated(
         own = propagate(client.party.graph, mean, alpha)[nodes]
     if client.identity.owner >= 0:
         requested = find_receivers(client.identity, len(nodes))[client.identity.index]
-    key = _second(client, key, place)
+    key = _make_second_key(client, key, place)
     average = client_average(client, key, own, nodes, num_columns=mean.shape[1], requested=requested)
     return (yield from average)
 
@@ -146,7 +146,7 @@ def server_average_propagated(
     """Server column of `client_average_propagated`."""
     if server.identity.owner >= 0:
         requested = find_receivers(server.identity, num_rows)
-    yield from server_average(server, _second(server, key, place), num_rows, requested, from_any=True)
+    yield from server_average(server, _make_second_key(server, key, place), num_rows, requested, from_any=True)
 
 
 def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
@@ -154,9 +154,9 @@ def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
     return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
 
 
-def _first(role: Client | Server, key: Key) -> Key:
+def _make_first_key(role: Client | Server, key: Key) -> Key:
     return key.at(role.config.model.num_layers)
 
 
-def _second(role: Client | Server, key: Key, place: int) -> Key:
+def _make_second_key(role: Client | Server, key: Key, place: int) -> Key:
     return key.at(role.config.model.num_layers + 1 + place)

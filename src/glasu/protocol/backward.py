@@ -99,7 +99,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
     losses: list[float] = []
     gradient: Tensor | None = None
     if client.identity.owner >= 0:
-        losses, gradient = owner_gradient(client, batch, joint)
+        losses, gradient = compute_owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
@@ -107,7 +107,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
     return losses
 
 
-def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
+def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
     """Return the label owner's loss at step 0 and its gradient at H[L]. Other clients get an empty list and None."""
     if not client.has_labels:
         return [], None
@@ -143,11 +143,11 @@ def server_backward(
         rows: |S[l+1]| for every aggregation layer l.
         present: the clients that contribute; None: all.
     """
-    encoding, aggregation = server.shapes.encodings["gradient"], server.aggregation_among(present)
+    encoding, aggregation = server.shapes.encodings["gradient"], server.make_aggregation(present)
 
     def respond(gradients: list[Array], answer: Key, first_row: int) -> Scatter:
         # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
-        keys = server.keys_to_each(answer)
+        keys = server.make_client_keys(answer)
         shares = aggregation.combine_gradients(encoding, gradients, keys, first_row)
         return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
 

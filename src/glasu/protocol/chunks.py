@@ -18,7 +18,7 @@ from glasu.data.methods import NOTHING_TO_SMOOTH
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
-from glasu.protocol.receiving import note_answer
+from glasu.protocol.receiving import hash_answer
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
@@ -75,7 +75,7 @@ def exchange_rows(
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
         if requested is None:  # otherwise other clients receive other rows
-            note_answer(client, message)
+            hash_answer(client, message)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         parts.append(_check_answer(client, message, (expected, shape[1])))
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -185,7 +185,7 @@ class Client:
         if self.config.train.warm_start and not (progress.position or progress.warm_steps):
             self.learner = self._make_learner()
 
-    def mask_with(self, masks: PairwiseMasks) -> None:
+    def set_masks(self, masks: PairwiseMasks) -> None:
         """Mask the tensors of all later releases."""
         self.masks = masks
         for kind in use_for_all_kinds(None):
@@ -223,7 +223,7 @@ class Client:
         """Whether rounds send no message. Then this client selects its model and records its losses itself."""
         return not self.config.model.aggregation_layers
 
-    def note_divergence(self) -> bool:
+    def mark_divergence(self) -> bool:
         """Mark the training as diverged; return whether the run continues, which is the case in a race.
 
         A candidate that diverges loses the race. All roles learn this in the next evaluation. Until then this client
@@ -235,11 +235,11 @@ class Client:
     def release_tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NodeSet) -> Sent:
         """Release a tensor. In a race, replace values that are too large or not finite, and mark the divergence."""
         if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
-            self.note_divergence()
+            self.mark_divergence()
             value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
         return self.release.tensor(kind, value, key, nodes)
 
-    def place_among(self, present: Sequence[str]) -> None:
+    def restrict_clients(self, present: Sequence[str]) -> None:
         """Restrict the clients to these parties, in this order, for a prediction."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
         self.learner.aggregation = self.learner.aggregation.among(len(present))

@@ -52,7 +52,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
     nodes = yield from _client_nodes(client, key)
     rows, everything = np.concatenate(list(nodes.values())), np.arange(client.data.num_nodes)
-    prediction = client.identity.key(Phase.PREDICTION, client.identity.round_of(key))  # uses every edge
+    prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # uses every edge
     own = yield from client_scores(client, prediction, everything if client.method.smooths else rows)
     if client.method.smooths:
         mean = yield from client_average_all(client, key, own)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
 
 
-def representation_messages(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
+def find_message_kinds(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
     """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
 
     Every training round has the same rows, and so has every evaluation on validation nodes. The test and a prediction

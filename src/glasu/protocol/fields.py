@@ -72,7 +72,7 @@ class NumbersField:
         return [value]
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
-        return _vector(self.tag, *arrays)
+        return _check_vector(self.tag, *arrays)
 
     def measure(self, value: Array) -> tuple[int, int]:
         """Return the number of sections and of bytes in them."""
@@ -129,7 +129,7 @@ class NodeSetsField:
         return [ids.encode(nodes) for nodes in value]
 
     def from_sections(self, arrays: Sequence[Array]) -> tuple[NDArray[np.int32], ...]:
-        return tuple(ids.decode(_vector(self.tag, array)) for array in arrays)
+        return tuple(ids.decode(_check_vector(self.tag, array)) for array in arrays)
 
     def measure(self, value: Sequence[Array]) -> tuple[int, int]:
         return len(value), sum(map(ids.encoded_size, value))
@@ -151,7 +151,7 @@ class FlagField:
         return [np.array([value], np.uint8)]
 
     def from_sections(self, arrays: Sequence[Array]) -> bool:
-        flags = _vector(self.tag, *arrays)
+        flags = _check_vector(self.tag, *arrays)
         if len(flags) != 1 or flags[0] > 1:
             raise ProtocolError(f"expected one {self.tag} flag, 0 or 1, got {flags[:4].tolist()}.")
         return bool(flags[0])
@@ -204,7 +204,7 @@ class BytesField:
         return [value]
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
-        return _vector(self.tag, *arrays)
+        return _check_vector(self.tag, *arrays)
 
     def measure(self, value: Array) -> tuple[int, int]:
         return 1, value.nbytes
@@ -216,7 +216,7 @@ class BytesField:
 Content = TensorField | NodeSetsField | NumbersField | FlagField | RowsField | BytesField
 
 
-def _vector(tag: str, array: Array) -> Array:
+def _check_vector(tag: str, array: Array) -> Array:
     if array.ndim != 1:
         raise ProtocolError(f"{tag} section of {array.shape[1]} columns: expected none; only tensors have columns.")
     return array

@@ -84,7 +84,7 @@ def client_key_agreement(client: Client) -> Script[None]:
         transcript=transcript,
         blind=client.requested.privacy.blind_server,  # the config of a stage has no privacy
     )
-    client.mask_with(masks)
+    client.set_masks(masks)
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:

@@ -119,7 +119,7 @@ def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
     return replace(fitted, input_scale=input_scale(config.model, measure_prepared(party.features, fitted)))
 
 
-def classifier_stream(seed: int | Secret, layer: int) -> Stream:
+def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
@@ -167,7 +167,7 @@ class Learner:
             num_clients=num_clients,
             num_features=data.preparation.width,
             num_outputs=num_outputs,
-            stream=self._initial_stream,
+            stream=self._make_initial_stream,
             convolution=convolution,
         ).to(data.dtype)
         self.task = data.task
@@ -180,10 +180,10 @@ class Learner:
         self.fixed: Mapping[str, Tensor] = {}  # weights that no step changes
         self._gathered: tuple[Sample, Batch] | None = None
 
-    def _initial_stream(self, purpose: str, layer: int) -> Stream:
+    def _make_initial_stream(self, purpose: str, layer: int) -> Stream:
         if purpose == "classifier":
             labels = self.config.train.labels
-            return classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
+            return make_classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
         return Stream(self.private_seed, purpose, layer=layer, client=self.index)
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:

@@ -31,7 +31,7 @@ from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 
-def max_metrics(shapes: Shapes) -> int:
+def limit_metrics(shapes: Shapes) -> int:
     """Return the maximum number of metrics in one message."""
     return 16
 
@@ -40,22 +40,22 @@ OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
 PROOF_BYTES = 64
 
 
-def max_offer(shapes: Shapes) -> int:
+def limit_offer(shapes: Shapes) -> int:
     """Return the maximum size of one client's offer."""
     return OFFER_BYTES
 
 
-def max_offers(shapes: Shapes) -> int:
+def limit_offers(shapes: Shapes) -> int:
     """Return the maximum size of all offers and their lengths."""
     return (4 + OFFER_BYTES) * shapes.num_clients
 
 
-def max_proof(shapes: Shapes) -> int:
+def limit_proof(shapes: Shapes) -> int:
     """Return the maximum size of a proof."""
     return PROOF_BYTES
 
 
-def max_sealed(shapes: Shapes) -> int:
+def limit_sealed(shapes: Shapes) -> int:
     """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
@@ -183,7 +183,7 @@ class Metrics(Message):
     In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
     """
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", max_metrics)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", limit_metrics)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,21 +252,21 @@ class CommonRows(Message):
 class KeyOffer(Message):
     """Client: its public key for the masks of one attempt, with its signature and its certificate."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offer)]
+    content: Annotated[NDArray[np.uint8], BytesField("keys", limit_offer)]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyOffers(Message):
     """Server: the offers of all clients, in client order."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offers)]
+    content: Annotated[NDArray[np.uint8], BytesField("keys", limit_offers)]
 
 
 @dataclass(frozen=True, eq=False)
 class Sealed(Message):
     """Client: bytes that it encrypted for the other clients. Server: the same to all clients."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("sealed", max_sealed)]
+    content: Annotated[NDArray[np.uint8], BytesField("sealed", limit_sealed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +279,7 @@ class Decision(Message):
 
     stop: Annotated[bool, FlagField("decision")]  # training stops
     ensemble: Annotated[bool, FlagField("decision")]  # whether the best model so far is the warm ensemble
-    proof: Annotated[NDArray[np.uint8], BytesField("decision", max_proof)]
+    proof: Annotated[NDArray[np.uint8], BytesField("decision", limit_proof)]
 
 
 MESSAGES: tuple[type[Message], ...] = (

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the current stage
 
 
-def client_lower(client: Client, train: Train) -> Script[None]:
+def client_lower_stage(client: Client, train: Train) -> Script[None]:
     """Train the lower stage, unless it is complete."""
     if not client.progress.lower:
         yield from train(client)
@@ -71,8 +71,8 @@ def client_aggregate(client: Client) -> Script[None]:
     client.return_to_lower()
     client.learner.model.eval()
     nodes = np.arange(client.data.num_nodes)
-    partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
-    key = _release_key(client, whole)
+    partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
+    key = _make_release_key(client, whole)
     # With masks, every repetition of the release uses the grid of the first release, so it sends the same bits.
     client.release.grids.ranges.clear()
     sent = client.release.tensor("representation", partial, key, nodes)
@@ -81,7 +81,7 @@ def client_aggregate(client: Client) -> Script[None]:
     client.enter_upper(partial, client.learner.aggregation.extract_others(joint, sent.value))
 
 
-def _pass_on(layer: int, partial: Tensor) -> Script[Tensor]:
+def _keep_partial(layer: int, partial: Tensor) -> Script[Tensor]:
     """Return H_m[l+1] = H_m^+[l], because no layer of a stage aggregates."""
     yield from ()
     return partial
@@ -89,11 +89,11 @@ def _pass_on(layer: int, partial: Tensor) -> Script[Tensor]:
 
 def server_aggregate(server: Server) -> Script[None]:
     """Server column of `client_aggregate`."""
-    key = _release_key(server, server.config)
+    key = _make_release_key(server, server.config)
     yield from server_inference(server, key, {server.aggregation_layers[0]: server.sizes.num_nodes})
 
 
-def _release_key(role: Client | Server, config: RunConfig) -> Key:
+def _make_release_key(role: Client | Server, config: RunConfig) -> Key:
     """Return the key of the release. It is the same in training and prediction, so the noise is the same."""
     key = role.identity.key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
     return key._replace(round=0)
@@ -106,7 +106,7 @@ def client_once_scores(
     assert client.stages is not None
     model = client.learner.model
     model.eval()
-    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
+    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
     own = np.asarray(client.learner.scores(hidden).numpy())
     model.train()
     if not client.stages.whole.privacy.release_probabilities:

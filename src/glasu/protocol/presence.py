@@ -35,7 +35,7 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
 def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[int, ...]:
     """Return the clients whose tensors the server adds in an exchange; all roles know them."""
     if key.phase in (Phase.TRAINING, Phase.BACKWARD):
-        return draw_present(config, identity.num_clients, identity.round_of(key))
+        return draw_present(config, identity.num_clients, identity.find_round(key))
     return tuple(range(identity.num_clients))
 
 

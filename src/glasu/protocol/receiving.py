@@ -20,11 +20,11 @@ def receive_answer(client: Client, kind: type[M], key: Key) -> Script[M]:
     The hash omits the client in the key, because the same sums can be one message to all clients or one to each.
     """
     message: M = yield Receive((kind,), key)
-    note_answer(client, message)
+    hash_answer(client, message)
     return message
 
 
-def note_answer(client: Client, message: Message) -> None:
+def hash_answer(client: Client, message: Message) -> None:
     """Add an answer to the running hash, if the run has masks."""
     if client.masks is None:
         return

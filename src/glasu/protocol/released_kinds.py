@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
 from glasu.privacy.masking import name_masks
 from glasu.protocol.key_agreement import needs_keys
-from glasu.protocol.sampling import agreed_layers, owner_leads
+from glasu.protocol.sampling import list_agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
         kinds = ["representation", "change"] if config.wire.feedback else ["representation"]
         if (config.train.backward == "joint" and len(layers) > 1) or (owner_leads(config) and has_labels):
             kinds.append("gradient")
-        agreed = len(agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
+        agreed = len(list_agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
         if agreed > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
         if has_labels:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
-def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
+def divide_into_windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
     """Divide the rounds first..end-1 into windows; yield each window and the next window, which is empty at the end."""
     size = max(1, prefetch)
     for start in range(first, end, size):
@@ -56,7 +56,7 @@ def owner_publishes_nodes(config: RunConfig) -> bool:
     return owner_leads(config) and sampler_class(config.train).shares_draws
 
 
-def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
+def list_agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     """Return the indices l of the node sets S[l] that the parties agree on, in the order of the agreements."""
     layers = config.model.aggregation_layers
     agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
@@ -99,7 +99,7 @@ def client_sampling(
         phase: SAMPLING or EVALUATION_SAMPLING.
         alone: whether no layer aggregates, so that the clients need not agree.
     """
-    last, agreed = client.config.model.num_layers, [] if alone else agreed_layers(client.config, phase)
+    last, agreed = client.config.model.num_layers, [] if alone else list_agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
     if last in agreed:
         batches = yield from agree(client, key.at(last), batches)
@@ -159,13 +159,13 @@ def server_sampling(
 ) -> Script[dict[tuple[int, int], int]]:
     """Server column: unite the clients' sets; return {(round, l): |S[l]|} of the agreed sets. The sets are not kept."""
     sizes: dict[tuple[int, int], int] = {}
-    for layer in agreed_layers(server.config, phase):
+    for layer in list_agreed_layers(server.config, phase):
         _, unions = yield from unite(server, server.identity.key(phase, rounds[0], layer), len(rounds))
         sizes |= {(index, layer): len(nodes) for index, nodes in zip(rounds, unions, strict=True)}
     return sizes
 
 
-def known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
+def find_known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
     """Return |S[l+1]| for every aggregation layer l; None if the server does not know it.
 
     Args:

@@ -66,11 +66,11 @@ class Server:
         self.identity.earlier_rounds = self.progress.earlier_rounds
         self.config = self.candidates[0 if race is None else race.candidate]
 
-    def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
+    def make_aggregation(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation over some clients; None: over all."""
         return self.aggregation if present is None else self.aggregation.among(len(present))
 
-    def keys_to_each(self, key: Key) -> list[Key]:
+    def make_client_keys(self, key: Key) -> list[Key]:
         """Return one key per client, in client order, for messages that differ between clients."""
         return [key._replace(client=TO_ONE + client) for client in range(len(self.roster))]
 

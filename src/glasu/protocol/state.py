@@ -55,7 +55,7 @@ class Identity:
             self.run, phase, self.index, self.earlier_rounds + round_index, layer, 0, self.incarnation, self.attempt
         )
 
-    def round_of(self, key: Key) -> int:
+    def find_round(self, key: Key) -> int:
         """Return the round that a key of this role is about."""
         return key.round - self.earlier_rounds
 

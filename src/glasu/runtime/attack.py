@@ -22,7 +22,7 @@ from glasu.model.split import draw_classifier
 from glasu.model.task import task_of
 from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
-from glasu.protocol.learner import classifier_stream
+from glasu.protocol.learner import make_classifier_stream
 from glasu.protocol.messages import Partial
 from glasu.runtime.observation import NodeRows, Observation
 from glasu.runtime.trained_model import TrainedModel
@@ -210,7 +210,9 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
     """Guess the labels with the classifier that would follow from `train.seed` alone."""
     config = attacker.seen.config
     width = task_of(config.train).head_width(attacker.victim.classes)
-    drawn = draw_classifier(classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width)
+    drawn = draw_classifier(
+        make_classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width
+    )
     weight = drawn.weight.detach().numpy().astype(np.float64)
     if width == 1 and classes == 2:  # one logit: that of the second class
         weight = np.concatenate([np.zeros_like(weight), weight], axis=1)

@@ -29,9 +29,9 @@ from glasu.model.backbones import backbone_class
 from glasu.model.layers import Convolution
 from glasu.model.split import weights_digest
 from glasu.protocol.client import Client
-from glasu.protocol.final_test import client_final, server_final
+from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.key_agreement import derive_run_key, needs_keys
-from glasu.protocol.once import client_lower, client_release, server_release
+from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
@@ -360,13 +360,13 @@ def _run_scripts(
         run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
-        run_alone(run(partial(client_lower, train=client_training)), each)
+        run_alone(run(partial(client_lower_stage, train=client_training)), each)
     elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
         run_alone(run(take_warm_steps), each)
     if server is not None and clients[0].stages is not None:
         run_with_server(server_release(server), run(client_release))
         run_alone(run(client_training), each)
-        run_with_server(server_final(server), run(client_final))
+        run_with_server(server_final_test(server), run(client_final_test))
     elif server is not None:
         run_with_server(server_script(server), run(client_result if alone else client_script))
     else:

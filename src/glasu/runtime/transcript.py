@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, DataError, ProtocolError
 from glasu.files import name_file, write_atomically
-from glasu.protocol.message_bytes import decode, encode, format_number, read_header
+from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
 from glasu.protocol.messages import Message, TensorMessage
 from glasu.records import parse_json, read_record, to_plain
 from glasu.wire.encodings import encodings_of
@@ -71,7 +71,7 @@ class TranscriptWriter:
         """
         self.path = folder / MESSAGE_FILE
         manifest = TranscriptManifest(
-            1, format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
+            1, compute_format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
         )
         content = json.dumps(to_plain(manifest), indent=1).encode()
         if fresh:
@@ -146,7 +146,7 @@ class RecordedRun:
             ) from None
         value = parse_json(content, str(folder / MANIFEST_FILE))
         self.manifest = read_record(TranscriptManifest, value, str(folder / MANIFEST_FILE))
-        if self.manifest.format != format_number():
+        if self.manifest.format != compute_format_number():
             raise DataError(f"{folder}: the messages have the format of another version; record the run again.")
         self.config = RunConfig.from_dict(self.manifest.config, str(folder / MANIFEST_FILE))
         self.encodings = encodings_of(self.config)
