@@ -149,7 +149,7 @@ class Checked:
         return created
 
     def __post_init__(self) -> None:
-        reader, hints = _Reader("", True, {}), type_hints(typing.cast(Any, type(self)))
+        reader, hints = _Reader("", True, {}), read_type_hints(typing.cast(Any, type(self)))
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             value = reader.read_value(hints[item.name], getattr(self, item.name), f"{self.section}.{item.name}", 1)
             object.__setattr__(self, item.name, value)
@@ -161,7 +161,7 @@ class Checked:
         """Return the chosen implementation of every seam that a field names."""
         return {
             rule.seam: getattr(self, name)
-            for name, hint in type_hints(typing.cast(Any, type(self))).items()
+            for name, hint in read_type_hints(typing.cast(Any, type(self))).items()
             for option in (hint, *typing.get_args(hint))  # the alternatives of a union
             for rule in getattr(option, "__metadata__", ())
             if isinstance(rule, Choice)
@@ -201,7 +201,7 @@ def to_plain(record: Any) -> dict[str, Any]:
     A field is omitted if it is None by default and its value is None, because TOML has no null.
     """
     return {
-        field.name: _plain_value(getattr(record, field.name))
+        field.name: _to_plain_value(getattr(record, field.name))
         for field in dataclasses.fields(record)
         if not (field.default is None and getattr(record, field.name) is None)
     }
@@ -239,17 +239,17 @@ def _parse(
         raise RecordError(source, [Fault(FaultCode.NOT_PARSED, "", message)]) from None
 
 
-def _plain_value(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _plain_value(item) for key, item in value.items()}
-        return [[_plain_value(key), _plain_value(item)] for key, item in value.items()]
+            return {key: _to_plain_value(item) for key, item in value.items()}
+        return [[_to_plain_value(key), _to_plain_value(item)] for key, item in value.items()]
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (list, tuple)):
-        return [_plain_value(item) for item in value]
+        return [_to_plain_value(item) for item in value]
     return value
 
 
@@ -268,7 +268,7 @@ class _Reader:
     def read_dataclass(self, cls: Any, value: object, path: str, depth: int) -> Any:
         if not isinstance(value, Mapping):
             return self.fault(FaultCode.TYPE, path, "must be an object", describe(value))
-        hints = type_hints(cls, tuple(self.names.items()))
+        hints = read_type_hints(cls, tuple(self.names.items()))
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         before = len(self.faults)
         for key in value:
@@ -315,7 +315,7 @@ class _Reader:
         if isinstance(rule, Choice):
             if isinstance(value, str) and registry.is_choice(rule.seam, value):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
         before = len(self.faults)
         result = self.read_value(inner, value, path, depth)
         if isinstance(rule, Bounds) and len(self.faults) == before and not rule.contains(result):
@@ -329,7 +329,7 @@ class _Reader:
             return None
         if len(rest) == 1:
             return self.read_value(rest[0], value, path, depth)
-        rule, code = f"must be {' or '.join(map(expected, rest))}", FaultCode.TYPE
+        rule, code = f"must be {' or '.join(map(describe_expected, rest))}", FaultCode.TYPE
         for option in rest:
             attempt = _Reader(self.source, self.finite, self.names)
             with contextlib.suppress(RecordError):  # too many faults
@@ -344,11 +344,11 @@ class _Reader:
     def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         inner = typing.get_args(annotation)
         if not isinstance(value, (list, tuple)):
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if len(inner) == 2 and inner[1] is Ellipsis:
             inner = (inner[0],) * len(value)
         if len(inner) != len(value):
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} items, and at most {MAX_ITEMS} are allowed")
         pairs = enumerate(zip(inner, value, strict=True))
@@ -368,7 +368,7 @@ class _Reader:
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} keys, and at most {MAX_ITEMS} are allowed")
         return {
-            key: self.read_value(value_type, item, f"{path}.{_printable(str(key)[:80])}", depth + 1)
+            key: self.read_value(value_type, item, f"{path}.{_make_printable(str(key)[:80])}", depth + 1)
             for key, item in value.items()
         }
 
@@ -390,7 +390,7 @@ class _Reader:
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
         if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             too_large = isinstance(value, int) and abs(value) > sys.float_info.max
             if too_large or (self.finite and not math.isfinite(value)):
@@ -399,11 +399,11 @@ class _Reader:
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
         if isinstance(value, datetime) and value.tzinfo is None:
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
             return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return self.fault(FaultCode.VALUE, path, "must fit into 64 bits", describe(value))
         if isinstance(value, str) and len(value) > MAX_TEXT:
@@ -419,30 +419,32 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=256)
-def type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
+def read_type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
     """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
     return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
 
 
-def expected(annotation: Any) -> str:
+def describe_expected(annotation: Any) -> str:
     """Describe the plain value that an annotation requires."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         choice = inner[1]
-        return _list_choices(registry.choices(choice.seam)) if isinstance(choice, Choice) else expected(inner[0])
+        return (
+            _list_choices(registry.choices(choice.seam)) if isinstance(choice, Choice) else describe_expected(inner[0])
+        )
     if origin is Literal:
         return _list_choices(inner)
     if origin is tuple and inner[-1] is Ellipsis:
-        return f"a list of {_plural(inner[0])}"
+        return f"a list of {_name_plural(inner[0])}"
     if origin is tuple:
-        kinds = set(map(_plural, inner))
+        kinds = set(map(_name_plural, inner))
         return f"a list of {len(inner)} {kinds.pop() if len(kinds) == 1 else 'values'}"
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
     return TYPE_NAMES.get(annotation, ("a plain value", ""))[0]
 
 
-def _plural(annotation: Any) -> str:
+def _name_plural(annotation: Any) -> str:
     return TYPE_NAMES.get(annotation, ("", "values"))[1]
 
 
@@ -460,8 +462,8 @@ def describe(value: object) -> str:
         text = _SHORT.repr(value)
     except ValueError:  # an integer with thousands of digits
         return "a number with thousands of digits"
-    return _printable(text)
+    return _make_printable(text)
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

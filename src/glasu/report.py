@@ -301,7 +301,7 @@ class PrivacySummary(JsonRecord):
         )
 
 
-def versions(config: RunConfig | None = None) -> dict[str, str]:
+def list_versions(config: RunConfig | None = None) -> dict[str, str]:
     """Return the versions that affect the bits of a run: of packages, and of the extensions that `config` uses.
 
     A server may have neither torch nor scipy.
@@ -369,9 +369,9 @@ class RunReport(Report):
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 
     def _scores(self) -> str:
-        from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
+        from glasu.model.task import make_task  # loads numpy, which `glasu provision` does without
 
-        metric = task_of(self.config.train).selected_by
+        metric = make_task(self.config.train).selected_by
         if not self.test.metrics:  # a server
             return "the parties have the scores"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, ProtocolError
-from glasu.network.facts import list_pairs_without_tags, party_facts, resolve_tags
+from glasu.network.facts import collect_party_facts, list_pairs_without_tags, resolve_tags
 from glasu.network.id_keys import IdKeys
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
@@ -30,7 +30,7 @@ def state(parties):
     shares = {name: own.share for name, own in keys.items()}
     for name, own in keys.items():
         own.store_shares(name, shares)
-    return {party.name: party_facts(party, "training", keys[party.name]) for party in parties}
+    return {party.name: collect_party_facts(party, "training", keys[party.name]) for party in parties}
 
 
 def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not():
@@ -46,11 +46,11 @@ def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not():
 
 def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal():
     parties = named(tiny_parties())
-    facts = {party.name: party_facts(party, "training", IdKeys()) for party in parties}
+    facts = {party.name: collect_party_facts(party, "training", IdKeys()) for party in parties}
     assert len(list_pairs_without_tags(facts)) == 6
     assert len({each.id_order for each in resolve_tags(facts).values()}) == 1
     assert list_pairs_without_tags(state(parties)) == []
-    restarted = {**state(parties), "c": party_facts(parties[2], "training", IdKeys())}
+    restarted = {**state(parties), "c": collect_party_facts(parties[2], "training", IdKeys())}
     assert set(list_pairs_without_tags(restarted)) == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def demo_config(num_rounds: int, seed: int) -> RunConfig:
+def make_demo_config(num_rounds: int, seed: int) -> RunConfig:
     """Return the settings that all methods of the demo share.
 
     Both SAGE layers aggregate. After the first layer, the department with the network has the profiles of all users.
@@ -66,7 +66,7 @@ def demo_config(num_rounds: int, seed: int) -> RunConfig:
 
 
 def run(args: argparse.Namespace) -> None:
-    base = demo_config(args.rounds, args.seed)
+    base = make_demo_config(args.rounds, args.seed)
     out = make_output_folder(args.out)
 
     from rich.box import SIMPLE
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
     from glasu.html_report import format_row, list_headings, render_report
-    from glasu.model.task import task_of
+    from glasu.model.task import make_task
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
             reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
         write_atomically(out / method / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
-    task = task_of(base.train)
+    task = make_task(base.train)
     table = Table(title=TITLE, box=SIMPLE, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for heading in list_headings(task):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

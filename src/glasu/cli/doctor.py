@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     for name, option in elsewhere.items():
         if getattr(args, name) is not None:
             raise ConfigError(f"{option} is an option of the {where}; remove it here.")
-    diagnosis = _at_party(args) if args.server else _at_server(args)
+    diagnosis = _run_at_party(args) if args.server else _run_at_server(args)
     for line in diagnosis.lines():
         print(line)
     print(diagnosis.summary("align their ids" if args.align else "train together"))
     return 0 if diagnosis.is_ready else 1
 
 
-def _at_server(args: argparse.Namespace) -> Diagnosis:
+def _run_at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.address import check_address
@@ -92,7 +92,7 @@ def _check_metrics(text: str, listen: str) -> Finding:
         return Finding("metrics", "bad", str(error).rstrip("."))
 
 
-def _at_party(args: argparse.Namespace) -> Diagnosis:
+def _run_at_party(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once

@@ -189,11 +189,11 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     days = KIT_DAYS if args.days is None else args.days
     if args.parties:
         refuse_contents_of_others(args.out, "provision")
-        _print(provision.provision(args.out, args.parties, args.host, days=days))
+        _print_kits(provision.provision(args.out, args.parties, args.host, days=days))
         print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and never share its key.")
         print("These are trial kits: this machine made the keys of all parties. See `glasu provision request`.")
     elif args.add:
-        _print(provision.add(args.out, args.add, days=days))
+        _print_kits(provision.add(args.out, args.add, days=days))
         print(f"{args.out / 'server' / 'kit.toml'}: lists the new parties; copy it to the server.")
         print(
             f"A run that started without {', '.join(args.add)} cannot resume with this roster, and its model cannot "
@@ -210,7 +210,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     elif args.renew:
         dropped = provision.find_dropped_hosts(args.out, args.host)
         kits = provision.renew(args.out, args.renew, args.host, days=days)
-        _print(kits)
+        _print_kits(kits)
         if dropped:
             print(f"server: its certificate no longer names {', '.join(dropped)}, because --host replaces all names.")
         print(f"The former kits are in {args.out / 'retired'}, if they were here.")
@@ -226,7 +226,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
         print(f"{lists[-1]}: the revocation list; copy it to the server as revoked.pem in its kit.")
 
 
-def _print(kits: list[Kit]) -> None:
+def _print_kits(kits: list[Kit]) -> None:
     for kit in kits:
         bearer = f"of the server at {', '.join(kit.hosts)}" if kit.role == "server" else f"of party {kit.name}"
         print(f"{kit.folder}: kit {bearer}, expires {kit.expires:%Y-%m-%d}, fingerprint {kit.fingerprint}")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _command_line(args: argparse.Namespace) -> str:
+def _format_command(args: argparse.Namespace) -> str:
     """Return the command without --out."""
     words = ["glasu reproduce", args.table]
     words += [f"--{name} {','.join(named)}" for name in ("datasets", "methods") if (named := getattr(args, name))]
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import LineLog
     from glasu.experiments.reproduce import QUICK, reproduce
     from glasu.experiments.tables import to_markdown
-    from glasu.runtime.inprocess import cores
+    from glasu.runtime.inprocess import count_cores
 
     with LineLog(quiet=args.quiet):
         reproduction = reproduce(
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> None:
             out,
             datasets=args.datasets,
             seeds=args.seeds or (1 if args.quick else 5),
-            jobs=args.jobs or cores(),
+            jobs=args.jobs or count_cores(),
             quick=args.quick,
             methods=args.methods,
-            command=_command_line(args),
+            command=_format_command(args),
         )
     print(to_markdown(reproduction.tables, QUICK if args.quick else ""))
     print(f"tables and plots: {out / 'report.html'}")

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
         from glasu.runtime.baselines import compare_baselines, train_baselines
-        from glasu.runtime.checkpointing import checkpoint_folder
+        from glasu.runtime.checkpointing import hold_checkpoint_folder
         from glasu.runtime.ledger_file import LEDGERS
         from glasu.runtime.policy_file import find_policies
         from glasu.runtime.simulation import SimulationOptions, simulate
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
         profile = [line] if (line := describe_profile(config)) else []
         about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
-        with checkpoint_folder(out / "checkpoints") as checkpoints:
+        with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
             if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
                 remove_finished_run(out)
                 remove_model(out / "model")

@@ -90,7 +90,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def method_of(config: RunConfig) -> Method:
+def find_method(config: RunConfig) -> Method:
     """Return the method of a run."""
     method: Method = registry.load("method", config.train.method)
     return method
@@ -98,7 +98,7 @@ def method_of(config: RunConfig) -> Method:
 
 def has_server(config: RunConfig) -> bool:
     """Return whether the parties of a run exchange messages: in training, or for an averaged prediction."""
-    return bool(config.model.aggregation_layers) or method_of(config).averages
+    return bool(config.model.aggregation_layers) or find_method(config).averages
 
 
 def trains_alone(config: RunConfig) -> bool:
@@ -128,7 +128,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
     """Check the parties, restrict or extend their data as the method requires, and apply its settings."""
     from glasu.data.alignment import check_parties, keep_labels
 
-    method = method_of(config)
+    method = find_method(config)
     # Pooled parties have the labels of their owner, but not its name.
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
@@ -145,7 +145,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
     """Apply the settings that the method prescribes; also return those that differ from the request."""
-    prescribed = method_of(config).prescribe(config.model)
+    prescribed = find_method(config).prescribe(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
         for section, keys in prescribed.items()
@@ -157,4 +157,4 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
 
 def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
     """Restrict or extend the parties' data as the method requires. Labels are not checked."""
-    return method_of(config).prepare(parties)
+    return find_method(config).prepare(parties)

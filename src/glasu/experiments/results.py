@@ -14,7 +14,7 @@ from glasu import RunReport, __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
-from glasu.model.task import TASKS, Metric, task_of
+from glasu.model.task import TASKS, Metric, make_task
 from glasu.records import RecordError, parse_json, read_record, to_plain
 from glasu.report import AloneScores, list_alone
 
@@ -94,7 +94,7 @@ class StoredResult:
 def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResult:
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
-    metric = task_of(run.config.train).selected_by.name
+    metric = make_task(run.config.train).selected_by.name
     if run.method != "centralized" and len(report.parties) != clients:
         raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
     row = Row(

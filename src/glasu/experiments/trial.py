@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from glasu.config import RunConfig
-from glasu.data.methods import method_of
+from glasu.data.methods import find_method
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
@@ -114,7 +114,7 @@ def run_trial(
     for index in range(terms.seeds):
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
-        combines = method_of(seeded).averages
+        combines = find_method(seeded).averages
         runs.append(_Run(len(parties), terms.max_bytes, should_stop, combines=combines))
         try:
             runs[-1].train(parties, seeded, workers)

@@ -163,7 +163,7 @@ class Concat(Aggregation):
 AGGREGATIONS: dict[str, type[Aggregation]] = {"mean": Mean, "concat": Concat}
 
 
-def aggregation_of(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
+def make_aggregation(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
     """Return the aggregation that the config names. The server needs no client index."""
     found: Aggregation = registry.load("aggregation", model.aggregation)(num_clients, client)
     return found

@@ -76,6 +76,6 @@ class Dropout:
         seed_torch_generator(self.stream(layer))
 
 
-def no_dropout() -> Dropout:
+def make_no_dropout() -> Dropout:
     """Return a dropout that drops nothing, for evaluation."""
     return Dropout(0.0, lambda layer: Stream(0, "dropout", layer=layer))

@@ -19,7 +19,7 @@ ALL = (slice(None),)  # the whole vector, as one part
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
-def schedule_factor(config: RunConfig, round_index: int) -> float:
+def find_schedule_factor(config: RunConfig, round_index: int) -> float:
     """Return the factor on the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
     progress = round_index / config.train.num_rounds
     if config.train.schedule == "cosine":

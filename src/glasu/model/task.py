@@ -234,7 +234,7 @@ class Multiclass(Task):
             return error
         sums = scores.sum(axis=1, dtype=np.float64)
         worst = float(sums[np.abs(sums - 1).argmax()]) if len(sums) else 1.0
-        if abs(worst - 1) > _tolerance(scores):
+        if abs(worst - 1) > _find_tolerance(scores):
             return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
         return ""
 
@@ -252,7 +252,11 @@ class Multiclass(Task):
         truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
         accuracy = float((truth & predicted).any(axis=1).mean())
         likelihood = scores[np.arange(len(labels)), labels]
-        return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
+        return {
+            "accuracy": accuracy,
+            "macro_f1": _measure_macro_f1(truth, predicted),
+            "loss": _measure_mean_loss(likelihood),
+        }
 
     def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
         if len(scores) < MIN_JUDGED:
@@ -336,9 +340,9 @@ class Multilabel(Task):
         hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {
             "accuracy": float((truth == predicted).mean()),
-            "macro_f1": _macro_f1(truth, predicted),
+            "macro_f1": _measure_macro_f1(truth, predicted),
             "micro_f1": float(2 * hits / max(1, either.sum())),
-            "loss": _mean_loss(np.where(truth, scores, 1 - scores)),
+            "loss": _measure_mean_loss(np.where(truth, scores, 1 - scores)),
         }
 
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
@@ -447,7 +451,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task_of(train: TrainConfig) -> Task:
+def make_task(train: TrainConfig) -> Task:
     """Return the task that the config names."""
     found: Task = registry.load("task", train.task)()
     return found
@@ -498,19 +502,19 @@ def _add_zero_logit(logits: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(logits), logits], dim=1)
 
 
-def _macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
+def _measure_macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
     """Return the mean F1 of the classes that occur in the labels or in the predictions."""
     hits, either = (truth & predicted).sum(axis=0), truth.sum(axis=0) + predicted.sum(axis=0)
     present = either > 0
     return float((2 * hits[present] / either[present]).sum() / max(1, present.sum()))
 
 
-def _mean_loss(likelihood: NDArray[np.float64]) -> float:
+def _measure_mean_loss(likelihood: NDArray[np.float64]) -> float:
     """Return the mean negative log-likelihood; a likelihood of 0 counts as the smallest positive float."""
     return float(-np.log(np.maximum(likelihood, np.finfo(np.float64).tiny)).mean())
 
 
-def _tolerance(scores: ScoreRows) -> float:
+def _find_tolerance(scores: ScoreRows) -> float:
     """Return the allowed rounding error of a score or of a sum of scores. It grows with the number of classes."""
     return 4.0 * float(np.finfo(scores.dtype).eps) * (8 + int(scores.shape[1]))
 
@@ -519,7 +523,7 @@ def _find_range_error(scores: ScoreRows, least: float = 0, most: float = 1) -> s
     if not scores.size:
         return ""
     lowest, highest = float(scores.min()), float(scores.max())
-    margin = _tolerance(scores) * most
+    margin = _find_tolerance(scores) * most
     if not (lowest >= least - (margin if least else 0) and highest <= most + margin):  # NaN fails both comparisons
         return f"expected values in {least:g}..{most:g}, got {highest if lowest >= least else lowest:.6g}"
     return ""

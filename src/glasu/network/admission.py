@@ -27,7 +27,7 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
-from glasu.network.log_lines import printable
+from glasu.network.log_lines import make_printable
 from glasu.network.roster import RestartAttempt
 from glasu.network.witness import Witness
 from glasu.protocol.presence import check_present
@@ -183,13 +183,13 @@ class Admission:
         if hello.only not in (None, self._run):
             raise RefusalError(
                 Code.UNWANTED_RUN,
-                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self._run}. Check the "
-                "address of the server and the id.",
+                f"it was started for run {make_printable(hello.only, 64)} (--run), and this is run {self._run}. Check "
+                "the address of the server and the id.",
             )
         if hello.run not in (None, self._run):
             raise RefusalError(
                 Code.OTHER_RUN,
-                f"its --out folder holds a part of run {printable(hello.run, 64)}, and this server serves run "
+                f"its --out folder holds a part of run {make_printable(hello.run, 64)}, and this server serves run "
                 f"{self._run}. Check the server's --out. To take part in the new run, choose another --out at this "
                 "party, or start over there with --fresh.",
             )

@@ -12,11 +12,11 @@ from glasu.data.folders import read_normalized_ids
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.compatibility import read_offered_config
 from glasu.network.control import ProposedAttempt
-from glasu.network.facts import Facts, server_facts
+from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.fencing import count_start, describe_process, note_welcome
 from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
 from glasu.network.join import PartyPurpose
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
 from glasu.network.prediction_server import derive_attempt_run
@@ -69,7 +69,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def facts(self) -> Facts:
         """Return the facts of this party. About its ids they state only the rules that normalised them."""
-        return server_facts("alignment", id_rules=str(self.manifest.id_rules))
+        return collect_server_facts("alignment", id_rules=str(self.manifest.id_rules))
 
     def start(self) -> None:
         """Count this start of the command. Fencing needs the count."""
@@ -127,8 +127,8 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         offered, _, limits = self._require_offer()
         if attempt.present != offered.roster:
             raise ProtocolError(
-                f"the server proposed an alignment of {printable(', '.join(attempt.present), MAX_REASON)}; expected "
-                f"{', '.join(offered.roster)}."
+                f"the server proposed an alignment of {make_printable(', '.join(attempt.present), MAX_REASON)}; "
+                f"expected {', '.join(offered.roster)}."
             )
         run = derive_attempt_run(offered.run, attempt.number)
         identity = Identity(offered.roster, "all", offered.index, run)

@@ -12,9 +12,9 @@ from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, ge
 from glasu.network import control
 from glasu.network.connection import Connection, Dialing
 from glasu.network.control import ProposedAttempt
-from glasu.network.frames import ACK, Assembler, CheckLimits, control_frame, pack_frame
+from glasu.network.frames import ACK, Assembler, CheckLimits, make_control_frame, pack_frame
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
-from glasu.network.states import PeerEvent, PeerState, peer_machine
+from glasu.network.states import PeerEvent, PeerState, make_peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
@@ -44,7 +44,7 @@ class ClientSession:
         """
         self._handshake, self._log = handshake, dialing.log
         self.connection = Connection(dialing, handshake.hello)
-        self._machine = peer_machine()
+        self._machine = make_peer_machine()
         self._check_limits: CheckLimits | None = None  # set by `prepare`
         self.farewell: Payload = {}  # the payload of the server's goodbye
 
@@ -124,7 +124,7 @@ class ClientSession:
             return
         self._machine.advance(PeerEvent.FAIL)
         word = control.Failed(get_code(error), get_public_message(error))
-        self.connection.close(control_frame(word), seconds=LAST_WORD)
+        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
 
     def close(self) -> None:
         """End the connection. A dismissed party first acknowledges the goodbye, because the server waits for that."""
@@ -160,7 +160,7 @@ class ClientSession:
         for line in word.table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self.connection.close(control_frame(word), seconds=LAST_WORD)
+        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
 
     def _state_again(self) -> None:
         self._machine.advance(PeerEvent.PREPARE)

@@ -19,7 +19,7 @@ from typing import Any
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.network import control
 from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe
-from glasu.network.frames import Channel, Frame, control_frame, read_frame
+from glasu.network.frames import Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
 from glasu.network.transport import FrameStream, Line
@@ -185,7 +185,7 @@ class Connection:
             stream = FrameStream(self.changed)
             received, server = self.channel.received, self.channel.process or None
             hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
-            stream.send(control_frame(hello))
+            stream.send(make_control_frame(hello))
             self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
             told, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
             while inbound.welcome is None and inbound.ended is None and inbound.error is None:

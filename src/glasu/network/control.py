@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from glasu.errors import ProtocolError
 from glasu.network.facts import MAX_PARTIES, Short
 from glasu.network.handshake import Payload
-from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
+from glasu.network.log_lines import MAX_LINES, MAX_REASON, make_printable
 from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
@@ -114,7 +114,7 @@ class Notice:
     line: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "line", printable(self.line, MAX_REASON))
+        object.__setattr__(self, "line", make_printable(self.line, MAX_REASON))
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class LastWord:
     table: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "code", printable(self.code, 60))
-        object.__setattr__(self, "reason", printable(self.reason, MAX_REASON))
-        object.__setattr__(self, "table", tuple(map(printable, self.table[:MAX_LINES])))
+        object.__setattr__(self, "code", make_printable(self.code, 60))
+        object.__setattr__(self, "reason", make_printable(self.reason, MAX_REASON))
+        object.__setattr__(self, "table", tuple(map(make_printable, self.table[:MAX_LINES])))
 
 
 @dataclass(frozen=True)
@@ -186,16 +186,16 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
         fields = parse_json(bytes(body), "control frame")
         kind = fields.pop("kind", None) if isinstance(fields, dict) else None
         if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in CONTROLS:
-            raise ProtocolError(f"control message of unknown kind {printable(kind, 60)!r}.")
+            raise ProtocolError(f"control message of unknown kind {make_printable(kind, 60)!r}.")
         cls = CONTROLS[kind]
         if cls in (Hello, Welcome) and (found := fields.get("protocol")) != PROTOCOL:
             raise ProtocolError(
-                f"the other side uses session protocol {printable(found, 20)!r}, this side {PROTOCOL}; use the same "
-                "version of GLASU at the server and at every party."
+                f"the other side uses session protocol {make_printable(found, 20)!r}, this side {PROTOCOL}; use the "
+                "same version of GLASU at the server and at every party."
             )
         return read_record(cls, fields, f"control message {kind!r}")
     except RecordError as error:
-        raise ProtocolError(printable(error, MAX_REASON)) from None
+        raise ProtocolError(make_printable(error, MAX_REASON)) from None
 
 
 def refuse_control(message: object) -> ProtocolError:

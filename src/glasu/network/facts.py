@@ -19,7 +19,7 @@ from glasu.network.id_keys import IdKeys, IdTag
 from glasu.protocol.message_bytes import compute_format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
-from glasu.report import versions
+from glasu.report import list_versions
 
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
@@ -68,10 +68,10 @@ ALIGNED_PARTY_STATES, OTHER_PARTY_STATES = ("id_set", "id_order"), ("share",)
 ALIGNING_PARTY_STATES = ("id_rules",)
 
 
-def server_facts(purpose: Purpose, **more: Any) -> Facts:
+def collect_server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
     load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
-    found = versions()
+    found = list_versions()
     return Facts(
         purpose=purpose,
         message_format=compute_format_number(),
@@ -83,16 +83,16 @@ def server_facts(purpose: Purpose, **more: Any) -> Facts:
     )
 
 
-def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | None = None, **more: Any) -> Facts:
+def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | None = None, **more: Any) -> Facts:
     """Return the facts of a party.
 
     Args:
         party: the party's data; None if the data could not be read.
         purpose: the purpose of the session.
         id_keys: the keys of this process, for ids of a party that is not aligned.
-        more: facts that depend on the settings, such as those of `label_facts`.
+        more: facts that depend on the settings, such as those of `collect_label_facts`.
     """
-    torch = versions()["torch"]
+    torch = list_versions()["torch"]
     if party is not None:
         more |= {
             "nodes": party.num_nodes,
@@ -107,7 +107,7 @@ def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | Non
             }
         elif id_keys is not None:
             more |= {"share": id_keys.share, "id_tags": id_keys.make_tags(party)}
-    return server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
+    return collect_server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
 
 
 def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
@@ -161,11 +161,11 @@ def _have_equal_ids(parties: Mapping[str, Facts], one: str, other: str, name: st
     return None if here is None or there is None else bool(getattr(here, name) == getattr(there, name))
 
 
-def label_facts(party: PartyData) -> dict[str, Any]:
+def collect_label_facts(party: PartyData) -> dict[str, Any]:
     """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
     facts: dict[str, Any] = {}
     if party.labels is not None:
-        facts |= class_facts(party.classes)
+        facts |= collect_class_facts(party.classes)
     if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
         taught = party.labels[party.splits.train]
         scale = measure_labels(taught[have_labels(taught)])
@@ -179,7 +179,7 @@ def label_facts(party: PartyData) -> dict[str, Any]:
     return facts
 
 
-def class_facts(classes: Sequence[str]) -> dict[str, Any]:
+def collect_class_facts(classes: Sequence[str]) -> dict[str, Any]:
     """Return the facts about the names of classes."""
     return {"classes": len(classes), "class_names": hashlib.sha256("\0".join(classes).encode()).hexdigest()}
 

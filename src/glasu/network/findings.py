@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.records import Length
 
 TOGETHER = "server/parties"  # the role of findings from a comparison; no party can have this name
@@ -63,4 +63,6 @@ class Diagnosis:
 
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings of another role without unprintable characters."""
-    return tuple(Finding(printable(each.check), each.level, printable(each.said, MAX_REASON)) for each in findings)
+    return tuple(
+        Finding(make_printable(each.check), each.level, make_printable(each.said, MAX_REASON)) for each in findings
+    )

@@ -52,7 +52,7 @@ class Encoded(NamedTuple):
     content: memoryview
 
 
-def control_frame(message: object) -> bytes:
+def make_control_frame(message: object) -> bytes:
     """Return a control message as a frame outside the sequence."""
     return pack_frame(CONTROL, pack_control(message))
 

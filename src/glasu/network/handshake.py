@@ -26,7 +26,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from glasu.errors import ConfigError
 from glasu.network.facts import Facts, Short
 from glasu.network.findings import Findings
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.privacy.ledger import LedgerHead
 from glasu.records import Bounds, Length, RecordError, read_record
 
@@ -139,7 +139,7 @@ def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
     try:
         return read_record(cls, payload, source)
     except RecordError as error:
-        why = printable(error, MAX_REASON).rstrip(".")
+        why = make_printable(error, MAX_REASON).rstrip(".")
         raise RefusalError(Code.INVALID_PAYLOAD, f"{why}; {SAME_VERSION}") from None
 
 

@@ -45,7 +45,7 @@ from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
 from glasu.runtime.client_ledger import attach_ledger
 from glasu.runtime.drive import drive
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
@@ -259,7 +259,7 @@ def join(
     """
     options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
-    with one_thread_each():
+    with open_client_map():
         if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()

@@ -11,7 +11,7 @@ MAX_LINES = 50  # maximum number of lines of a table
 BURST, EVERY = 10, 6.0  # number of lines without a pause, and seconds until one more is allowed
 
 
-def printable(text: object, most: int = 300) -> str:
+def make_printable(text: object, most: int = 300) -> str:
     """Return text from a peer without control characters, cut to `most` characters."""
     shown = str(text)
     cut = shown if len(shown) <= most else f"{shown[: most - 3]}..."

@@ -20,9 +20,9 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import OnInvalidMessage
 from glasu.network.roster import Attempt, Peer, Receipts, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
@@ -61,7 +61,7 @@ class PeerFrames:
     def turn_away(self, party: str, caller: str, reason: str) -> None:
         with self._roster.changed:
             self.refused += 1
-            self._roster.log.write(f"{caller}: not served: {printable(reason, MAX_REASON)}.", party or "strangers")
+            self._roster.log.write(f"{caller}: not served: {make_printable(reason, MAX_REASON)}.", party or "strangers")
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
@@ -146,7 +146,7 @@ class PeerFrames:
         welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has replaced it."
-            peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
+            peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
         peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
         self._seat(peer, stream, welcome, resumed=False)
@@ -163,7 +163,7 @@ class PeerFrames:
         welcome = control.Welcome(
             run=self._run, server=self._process, resumed=resumed, received=channel.received, payload=payload
         )
-        stream.send(control_frame(welcome))
+        stream.send(make_control_frame(welcome))
         stream.attach(channel)
         peer.stream = stream
 
@@ -187,7 +187,7 @@ class PeerFrames:
             if message.digest != expected:
                 raise ProtocolError(
                     f"it confirmed another checkpoint of round {attempt.round}: expected SHA-256 {expected}, got "
-                    f"{printable(message.digest, 64)}."
+                    f"{make_printable(message.digest, 64)}."
                 )
             peer.machine.advance(PeerEvent.CONFIRM)
 
@@ -253,13 +253,13 @@ class PeerFrames:
             self._roster.announce(f"{peer.name}: not accepted: {word.reason}", about=peer.name, without=own)
             peer.refusal = word.reason
         if stream is peer.stream:
-            self._roster.drop(peer, PeerEvent.REFUSE, control_frame(word))
+            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(word))
         elif stream is not None:
-            stream.close(control_frame(word))
+            stream.close(make_control_frame(word))
 
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
-        why = printable(get_public_message(error), MAX_REASON)
+        why = make_printable(get_public_message(error), MAX_REASON)
         fault = error.__cause__ if isinstance(error, CheckpointError) else error  # error of a state file or of a stream
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
             self._roster.log.write(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", peer.name)

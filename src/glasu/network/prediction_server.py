@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.network.compatibility import config_for_network, refuse_kit
-from glasu.network.facts import server_facts
+from glasu.network.compatibility import prepare_config_for_network, refuse_kit
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
@@ -31,8 +31,8 @@ from glasu.report import (
     Traffic,
     describe_missing,
     find_subset,
+    list_versions,
     to_json_value,
-    versions,
 )
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
@@ -76,14 +76,14 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def __init__(self, options: ServeOptions) -> None:
         """Check that the folder holds the finished training of these settings and parties."""
         roster = options.kit.roster
-        config = config_for_network(options.config, roster)
+        config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
         config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
         self._present: tuple[str, ...] = ()  # the parties of the last attempt
-        facts = server_facts("prediction", training=training)
+        facts = collect_server_facts("prediction", training=training)
         super().__init__(options, facts, config, run, self.state, scope=training)
         self._trained = open_serving(options.out).value
 
@@ -126,7 +126,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             nodes=result,
             traffic=cost.traffic,
             seconds=cost.seconds,
-            versions=versions(),
+            versions=list_versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
         return report

@@ -21,10 +21,18 @@ from dataclasses import dataclass, field
 
 from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
 from glasu.network.control import Notice, StatementRequest, Stopped
-from glasu.network.frames import Channel, CheckLimits, control_frame
+from glasu.network.frames import Channel, CheckLimits, make_control_frame
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
-from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
+from glasu.network.states import (
+    PeerEvent,
+    PeerState,
+    RunEvent,
+    RunState,
+    StateMachine,
+    make_peer_machine,
+    make_run_machine,
+)
 from glasu.network.transport import FrameStream
 from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
@@ -83,7 +91,7 @@ class Peer:
     name: str
     away_since: float  # when it lost its last stream, or the run began
     stream: FrameStream | None = None
-    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=make_peer_machine)
     channel: Channel = field(default_factory=Channel)  # the channel to the last admitted process
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
@@ -168,7 +176,7 @@ class Roster:
         self.changed = threading.Condition()
         self.peers = {name: Peer(name, away_since=clock()) for name in names}
         self._handshake = handshake
-        self.run = run_machine()
+        self.run = make_run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
         self.farewell: Payload = {}  # the payload of the goodbye to every party
@@ -196,7 +204,7 @@ class Roster:
     def stop(self, stream: FrameStream) -> None:
         """Close a stream with the reason for the failure as its last frame."""
         if self.failure is not None:
-            stream.close(control_frame(Stopped(self.failure.code, self.failure.public_message)))
+            stream.close(make_control_frame(Stopped(self.failure.code, self.failure.public_message)))
 
     def restart(self) -> None:
         """Void the current attempt, if there is one."""
@@ -223,7 +231,7 @@ class Roster:
         """
         if not self.log.write(line, about):
             return
-        notice = control_frame(Notice(line))
+        notice = make_control_frame(Notice(line))
         for peer in self.peers.values():
             if peer.stream is not None and peer is not without:
                 peer.stream.send(notice)

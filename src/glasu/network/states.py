@@ -141,11 +141,11 @@ class StateMachine(Generic[StateT, EventT]):
         return self._state
 
 
-def peer_machine() -> StateMachine[PeerState, PeerEvent]:
+def make_peer_machine() -> StateMachine[PeerState, PeerEvent]:
     """Return the machine of a party that has not connected yet."""
     return StateMachine(PeerState.AWAY, PEER_TRANSITIONS)
 
 
-def run_machine() -> StateMachine[RunState, RunEvent]:
+def make_run_machine() -> StateMachine[RunState, RunEvent]:
     """Return the machine of a run whose parties have not connected yet."""
     return StateMachine(RunState.GATHERING, RUN_TRANSITIONS)

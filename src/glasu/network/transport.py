@@ -19,10 +19,10 @@ from glasu.files import read_descriptor_limit
 from glasu.network.address import split_address
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.probe import probe
 from glasu.pki.identity import SERVER_NAME
-from glasu.pki.kit import Kit, pem, reload_revocations
+from glasu.pki.kit import Kit, encode_pem, reload_revocations
 from glasu.pki.refusal import find_pin_error, find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
@@ -187,7 +187,7 @@ class Listener(AbstractContextManager["Listener"]):
         credentials = grpc.ssl_server_credentials(
             [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
         )
-        why = _why_not_bound(address)  # before gRPC tries to bind, because gRPC may print a line
+        why = _find_bind_error(address)  # before gRPC tries to bind, because gRPC may print a line
         try:
             self.port = 0 if why else int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
@@ -221,7 +221,7 @@ class Listener(AbstractContextManager["Listener"]):
             self._abort(guest, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, guest.name, why)
         try:
             if context.add_callback(guest.stream.close):
-                arguments = guest.name, guest.stream, _until_broken(frames)
+                arguments = guest.name, guest.stream, _yield_until_broken(frames)
                 thread = f"glasu-{guest.name}"
                 threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
                 yield from guest.stream.outgoing()
@@ -277,7 +277,7 @@ class Listener(AbstractContextManager["Listener"]):
                 guest.context.cancel()
 
 
-def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
+def _yield_until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
     """Yield frames until the stream ends, normally or by an error."""
     try:
         yield from frames
@@ -345,7 +345,7 @@ class Line:
         named = "" if found.name == SERVER_NAME else "the certificate at that address is not the server's"
         if error := named or find_pin_error(found, self._kit):
             return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, error)
-        self._open_channel(pem(found.certificate))
+        self._open_channel(encode_pem(found.certificate))
         return None
 
     def _read(self) -> Disconnection:
@@ -405,7 +405,7 @@ def read_status(error: Any) -> Disconnection:
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
-        return Disconnection(ConnectionCode(stated), printable(details, MAX_REASON))
+        return Disconnection(ConnectionCode(stated), make_printable(details, MAX_REASON))
     return read_details(error.code().name, details)
 
 
@@ -416,10 +416,10 @@ def read_details(status: str, details: str) -> Disconnection:
     for text, code in GRPC_TEXTS:
         if text in details:
             return Disconnection(code)
-    return Disconnection(ConnectionCode.OTHER, f"{printable(details, MAX_REASON)} ({status.lower()})")
+    return Disconnection(ConnectionCode.OTHER, f"{make_printable(details, MAX_REASON)} ({status.lower()})")
 
 
-def _why_not_bound(address: str) -> str:
+def _find_bind_error(address: str) -> str:
     """Return the operating system's reason why the address cannot be bound. gRPC does not report it."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)

@@ -27,8 +27,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from glasu.errors import GlasuError, TransportError
-from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
-from glasu.pki.identity import SERVER_NAME, Role, check_roster, role_of
+from glasu.pki.certificate import CertificateInfo, fingerprint_certificate, read_certificate
+from glasu.pki.identity import SERVER_NAME, Role, check_roster, find_role
 from glasu.pki.pins import read_pins
 from glasu.pki.secret_file import read_secret
 from glasu.records import RecordError, parse_toml, read_record
@@ -82,7 +82,7 @@ def make_manifest(
         expires=own.expires,
         serial=own.serial,
         fingerprint=own.fingerprint,
-        ca_fingerprint=fingerprint(authority),
+        ca_fingerprint=fingerprint_certificate(authority),
         trial=trial,
         hosts=own.hosts,
         roster=roster if own.role == "server" else (),
@@ -113,8 +113,8 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     return Kit(
         **vars(make_manifest(own, authority.certificate, manifest.roster, trial=manifest.trial)),
         folder=folder,
-        ca_pem=pem(authority.certificate),
-        certificate_pem=pem(own.certificate),
+        ca_pem=encode_pem(authority.certificate),
+        certificate_pem=encode_pem(own.certificate),
         key_pem=key_pem,
         secret=read_secret(folder) if own.role == "party" else None,
         pins=read_pins(folder),
@@ -128,7 +128,7 @@ def reload_revocations(kit: Kit) -> Kit:
     return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 
 
-def pem(certificate: x509.Certificate) -> bytes:
+def encode_pem(certificate: x509.Certificate) -> bytes:
     """Return a certificate in PEM form."""
     return certificate.public_bytes(Encoding.PEM)
 
@@ -209,7 +209,7 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
         raise TransportError(
             f"{folder / CERTIFICATE}: was not signed by the CA next to it; are files of two kits mixed?"
         )
-    if own.name is None or own.role != role_of(own.name):
+    if own.name is None or own.role != find_role(own.name):
         raise TransportError(f"{folder / CERTIFICATE}: names neither a party nor the server; {_ADVICE}.")
     for name, certificate in ((CA, authority), (CERTIFICATE, own)):
         if reason := certificate.validity_error(now):

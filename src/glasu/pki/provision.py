@@ -38,10 +38,10 @@ from glasu.pki.kit import (
     REVOKED,
     Kit,
     check_key,
+    encode_pem,
     make_manifest,
     open_certificate,
     open_kit,
-    pem,
 )
 from glasu.records import to_plain
 
@@ -118,8 +118,8 @@ def make_federation(
         _refuse_existing(out, (*RESERVED, *parties))
         state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts), trial=keys is None)
         authority = _issue(CertificateAuthority(out, staging, own, state, now), names, days, keys)
-        public = {CA: pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
-        write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _key_pem(own)})
+        public = {CA: encode_pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
+        write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _encode_key(own)})
         move_folder(staging / AUTHORITY, authority.folder)
         return _publish_kits(authority, names)
 
@@ -276,14 +276,14 @@ def _issue(
         signing, key, private = (authority.own, name), keys.get(name), {}
         if key is None:
             signed = issue(*signing, authority.state.hosts, authority.now, days)
-            certificate, private = signed.certificate, {KEY: _key_pem(signed)}
+            certificate, private = signed.certificate, {KEY: _encode_key(signed)}
         else:
             certificate = certify(*signing, key, authority.state.hosts, authority.now, days)
-        own = read_certificate(pem(certificate))
+        own = read_certificate(encode_pem(certificate))
         assert own is not None
         public = {
-            CA: pem(authority.own.certificate),
-            CERTIFICATE: pem(certificate),
+            CA: encode_pem(authority.own.certificate),
+            CERTIFICATE: encode_pem(certificate),
             MANIFEST: authority.manifest(own),
             **({REVOKED: authority.revoked_pem()} if name == SERVER_NAME else {}),
         }
@@ -328,7 +328,7 @@ def _check_known(authority: CertificateAuthority, names: Sequence[str], known: S
             raise ConfigError(f"{name!r}: is named twice; name it once.")
 
 
-def _key_pem(signed: Signed) -> bytes:
+def _encode_key(signed: Signed) -> bytes:
     return signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import sync_folder, write_atomically
 from glasu.pki.fingerprint import fingerprint_key
-from glasu.pki.identity import SERVER_NAME, check_roster, identity_uri, name_in_uri, role_of
+from glasu.pki.identity import SERVER_NAME, check_roster, find_role, make_identity_uri, read_name
 from glasu.pki.kit import KEY, REQUEST
 from glasu.pki.secret_file import make_secret
 
@@ -52,10 +52,10 @@ def make_request(folder: Path, name: str) -> SigningRequest:
         name: the name of the party, or SERVER_NAME. The CA adds the hosts of the server.
     """
     _check_name(name)
-    key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {role_of(name)}"
+    key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {find_role(name)}"
     request = (
         x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity_uri(name))]), False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(make_identity_uri(name))]), False)
         .sign(key, SHA256())
     )
     try:
@@ -99,7 +99,7 @@ def read_request(path: Path) -> SigningRequest:
         raise TransportError(
             f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was modified in transit; ask for it again."
         )
-    name = name_in_uri(uris[0]) if len(uris) == 1 else None
+    name = read_name(uris[0]) if len(uris) == 1 else None
     if name is None:
         raise TransportError(f"{path}: does not name one party or the server; make it with `glasu provision request`.")
     try:

@@ -279,7 +279,7 @@ class Release:
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
-        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.encoded_size(nodes) for nodes in payloads)
+        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.measure_encoded(nodes) for nodes in payloads)
         self.ledger.record("node sets", key, lambda: map(ids.encode, payloads), rows=rows, size=size)
         return payloads
 

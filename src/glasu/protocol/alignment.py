@@ -41,7 +41,7 @@ from glasu.protocol.limits import Limits
 from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, SetSize
 from glasu.protocol.requests import Aligning, Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.state import Identity
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import TO_ONE, Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
@@ -70,7 +70,7 @@ class SetLimits:
             num_local_steps=0,
             prefetch=0,
             chunk_rows=self.chunk_rows,
-            encodings=encodings_of(RunConfig()),  # required, but unused: an alignment sends no tensors
+            encodings=make_encodings(RunConfig()),  # required, but unused: an alignment sends no tensors
         )
 
     def count_chunks(self, largest: int) -> int:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from glasu.config import RunConfig, list_candidates
-from glasu.data.methods import method_of
+from glasu.data.methods import find_method
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.split import input_scale
+from glasu.model.split import find_input_scale
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
@@ -28,7 +28,7 @@ from glasu.protocol.stages import LOWER, SCALES, UPPER, list_stages
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import Array, Kind, Ring, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import Array, Kind, Ring, make_encodings, use_for_all_kinds
 from glasu.wire.message_key import RUN_BYTES, Key
 
 LARGEST_SENT = 1e30  # limit on values in a race; their sum over all clients is finite in every encoding
@@ -70,7 +70,7 @@ class Client:
         self.requested, self.candidates = config, list_candidates(config)
         self.config = self.candidates[0]  # the settings of the current candidate or stage
         self.stages = list_stages(self.config)  # None unless `train.release = "once"`
-        self.method = method_of(config)
+        self.method = find_method(config)
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
@@ -87,7 +87,7 @@ class Client:
         self._enter_lower()
         rules = list_rules(config.privacy)
         self.release = Release(
-            encodings_of(config, self.private_seed),
+            make_encodings(config, self.private_seed),
             make_protections(config.privacy, self.data.task, derive_noise_key(secret, seed)),
             Ledger(rules=rules),
             rules,
@@ -138,7 +138,7 @@ class Client:
         self._scales = known.pop(SCALES, None)
         if self._scales is None:  # one factor each, so that strong noise in `others` does not dominate `own`
             lengths = [float(torch.linalg.vector_norm(part.double(), dim=1).mean()) for part in (own, others)]
-            self._scales = torch.tensor([input_scale(self.config.model, each) for each in lengths]).double()
+            self._scales = torch.tensor([find_input_scale(self.config.model, each) for each in lengths]).double()
         rows = torch.cat([part * float(scale) for part, scale in zip((own, others), self._scales, strict=True)], dim=1)
         party = dataclasses.replace(self._lower_data.party, features=rows.numpy(), feature_names=(), checked=None)
         preparation = Preparation(rows.shape[1], 1.0)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig, list_candidates
 from glasu.errors import ProtocolError
-from glasu.model.aggregation import aggregation_of
-from glasu.model.task import task_of
+from glasu.model.aggregation import make_aggregation
+from glasu.model.task import make_task
 from glasu.wire import ids
-from glasu.wire.encodings import Array, Encoding, Kind, encodings_of
+from glasu.wire.encodings import Array, Encoding, Kind, make_encodings
 from glasu.wire.message_key import KEY_BYTES, Phase
 
 HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
@@ -46,13 +46,13 @@ class Shapes:
         hidden = config.model.hidden
         return cls(
             num_nodes=num_nodes,
-            num_scores=task_of(config.train).num_scores(num_classes),
+            num_scores=make_task(config.train).num_scores(num_classes),
             hidden=hidden,
-            joint_width=hidden * aggregation_of(config.model, num_clients).widening,
+            joint_width=hidden * make_aggregation(config.model, num_clients).widening,
             num_local_steps=max(each.train.num_local_steps for each in list_candidates(config)),
             prefetch=config.train.prefetch,
             chunk_rows=config.wire.chunk_rows,
-            encodings=encodings_of(config),
+            encodings=make_encodings(config),
             num_clients=num_clients,
         )
 
@@ -132,7 +132,7 @@ class NodeSetsField:
         return tuple(ids.decode(_check_vector(self.tag, array)) for array in arrays)
 
     def measure(self, value: Sequence[Array]) -> tuple[int, int]:
-        return len(value), sum(map(ids.encoded_size, value))
+        return len(value), sum(map(ids.measure_encoded, value))
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         # A set of ids below N has at most N bytes, because a gap g is encoded in at most g + 1 bytes.

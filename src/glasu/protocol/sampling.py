@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.model.sampler import Sample, sampler_class, training_batch
+from glasu.model.sampler import Sample, draw_batch, find_sampler
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
@@ -53,13 +53,13 @@ def owner_sends_batches(config: RunConfig) -> bool:
 
 def owner_publishes_nodes(config: RunConfig) -> bool:
     """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
-    return owner_leads(config) and sampler_class(config.train).shares_draws
+    return owner_leads(config) and find_sampler(config.train).shares_draws
 
 
 def list_agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     """Return the indices l of the node sets S[l] that the parties agree on, in the order of the agreements."""
     layers = config.model.aggregation_layers
-    agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if find_sampler(config.train).agrees_on_node_sets else []
     if owner_sends_batches(config) and phase is Phase.SAMPLING:
         agreed.insert(0, config.model.num_layers)
     return agreed
@@ -76,7 +76,7 @@ def client_training_examples(client: Client) -> Script[NodeSet]:
 
 def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
     """Draw S[L] for each round: the same at all clients that know the training examples, empty at the others."""
-    return [client.data.nodes_of(training_batch(client.config, examples, index)) for index in rounds]
+    return [client.data.nodes_of(draw_batch(client.config, examples, index)) for index in rounds]
 
 
 def client_sampling(

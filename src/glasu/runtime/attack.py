@@ -19,7 +19,7 @@ from glasu.data.party import PartyData, Splits
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
 from glasu.model.split import draw_classifier
-from glasu.model.task import task_of
+from glasu.model.task import make_task
 from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
 from glasu.protocol.learner import make_classifier_stream
@@ -209,7 +209,7 @@ def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
 def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows, classes: int) -> Classes:
     """Guess the labels with the classifier that would follow from `train.seed` alone."""
     config = attacker.seen.config
-    width = task_of(config.train).head_width(attacker.victim.classes)
+    width = make_task(config.train).head_width(attacker.victim.classes)
     drawn = draw_classifier(
         make_classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width
     )

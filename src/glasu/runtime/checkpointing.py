@@ -189,7 +189,7 @@ class Store:
                 f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
                 "intact. When the cause is fixed, start the same commands again.",
             ) from error
-        return _hex(content)
+        return _format_hex(content)
 
     def load(self, round_index: int, cls: type[T]) -> T:
         """Read the state of a checkpoint; refuse one that is damaged or belongs to another owner."""
@@ -273,7 +273,7 @@ class Store:
                 f"{path}: {error}; finish the run with that version, or start over with --fresh."
             ) from None
         require_extensions(about.extensions, str(path))
-        return about, arrays, _hex(content)
+        return about, arrays, _format_hex(content)
 
     def _path(self, round_index: int) -> Path:
         return self.folder / f"{self.kind}-{round_index:08d}{SUFFIX}"
@@ -331,7 +331,7 @@ def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
     return max(set.intersection(*map(set, available)), default=None)
 
 
-def _hex(content: bytes) -> str:
+def _format_hex(content: bytes) -> str:
     digest: bytes = HEAD.unpack_from(content)[2]
     return digest.hex()
 
@@ -538,7 +538,7 @@ class SimulationCheckpoints:
 
 
 @contextmanager
-def checkpoint_folder(folder: Path) -> Iterator[Path]:
+def hold_checkpoint_folder(folder: Path) -> Iterator[Path]:
     """Lock the folder of a run's checkpoints; remove it at the end if it has no checkpoint."""
     with hold_folder(folder):
         try:

@@ -21,7 +21,7 @@ from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
 from glasu.report import Traffic
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
-from glasu.runtime.inprocess import Running, cores, run_together
+from glasu.runtime.inprocess import Running, count_cores, run_together
 from glasu.runtime.ledger_file import close_ledger, exchange_heads
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
@@ -98,7 +98,9 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
         clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
     try:
-        with ThreadPoolExecutor(min(len(names), cores()), "glasu-align") as pool:  # libsodium runs without the GIL
+        with ThreadPoolExecutor(
+            min(len(names), count_cores()), "glasu-align"
+        ) as pool:  # libsodium runs without the GIL
             run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
         for ledger in ledgers.values():
             ledger.write(End())

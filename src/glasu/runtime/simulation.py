@@ -17,17 +17,17 @@ from glasu.data.methods import (
     PreparedRun,
     apply_method,
     evaluates_once,
+    find_method,
     has_server,
     keeps_scores,
-    method_of,
     trains_alone,
 )
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
-from glasu.model.backbones import backbone_class
+from glasu.model.backbones import find_backbone
 from glasu.model.layers import Convolution
-from glasu.model.split import weights_digest
+from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
 from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.key_agreement import derive_run_key, needs_keys
@@ -46,13 +46,13 @@ from glasu.runtime.inprocess import (
     Map,
     Record,
     Running,
-    cores,
-    one_thread_each,
+    count_cores,
+    open_client_map,
     run_alone,
     run_together,
 )
 from glasu.runtime.ledger_file import LEDGERS
-from glasu.runtime.memory import check_memory, total_memory
+from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.runtime.transcript import TranscriptWriter
@@ -101,16 +101,16 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         options: see `SimulationOptions`.
     """
     options = options or SimulationOptions()
-    prepared = prepare_run(config, as_parties(parties))
+    prepared = prepare_run(config, check_party_list(parties))
     config, parties = prepared.config, prepared.parties
-    check_memory(config, parties, total_memory(), "this machine has {limit}. Choose smaller values.")
+    check_memory(config, parties, read_total_memory(), "this machine has {limit}. Choose smaller values.")
     secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
-    with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
+    with open_client_map(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
         for client in clients:
             check_training(client, options.policies.get(client.name))
-        digests = [_without_test_labels(party).data_digest() for party in parties]
+        digests = [_remove_test_labels(party).data_digest() for party in parties]
         name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
             client.progress = replace(other.progress, stopped=True)
@@ -166,7 +166,7 @@ def train(
     return simulate(parties, config or RunConfig(), options).report
 
 
-def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
+def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
     """Return the parties as a list; refuse other values with a hint."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
@@ -248,7 +248,7 @@ def name_run(clients: Sequence[Client], *digests: str) -> None:
         client.identity.run = run
 
 
-def _without_test_labels(party: PartyData) -> PartyData:
+def _remove_test_labels(party: PartyData) -> PartyData:
     """Remove the test labels, so that the run id does not depend on them. Training does not read them."""
     if party.labels is None or party.splits is None:
         return party
@@ -397,9 +397,9 @@ def _build_report(
         config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
         alone=None if together else [client.name for client in clients],
-        per_client=not together and not method_of(config).one_party,
+        per_client=not together and not find_method(config).one_party,
         parties=map(_summarize, clients),
-        weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
+        weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
         race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
@@ -411,9 +411,9 @@ def _build_report(
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
-    if any(backbone_class(each.model).uses_torch_generator for each in list_candidates(config)):
+    if any(find_backbone(each.model).uses_torch_generator for each in list_candidates(config)):
         return 1
-    return max(1, min(num_clients, cores() if requested is None else requested))
+    return max(1, min(num_clients, count_cores() if requested is None else requested))
 
 
 def _summarize(client: Client) -> PartySummary:

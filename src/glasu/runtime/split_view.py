@@ -60,7 +60,7 @@ def attack_by_splitting(
     _, honest = _run_round(parties, config, index, last, secrets, split=False)
     found = []
     for name, rows in (("its message", sent), ("sums, honest", honest), ("sums, view split", split)):
-        score = 0.0 if rows is None or truth is None else squared_correlation(rows, truth)
+        score = 0.0 if rows is None or truth is None else measure_squared_correlation(rows, truth)
         found.append(AttackResult(f"view of {target}: {name}", "server", target, MEASURE, score, 0.0, 0.0))
     return found
 
@@ -104,7 +104,7 @@ def _run_round(
     return (own[0] if own else None), (sums[0] if sums else None)
 
 
-def squared_correlation(rows: Values, truth: Values) -> float:
+def measure_squared_correlation(rows: Values, truth: Values) -> float:
     """Return the squared correlation of two matrices, the mean over the columns of the truth that vary."""
     first, second = (np.asarray(each, np.float64) - each.mean(axis=0, dtype=np.float64) for each in (rows, truth))
     product, lengths = (first * second).sum(axis=0), np.square(first).sum(axis=0) * np.square(second).sum(axis=0)

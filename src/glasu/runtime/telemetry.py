@@ -46,7 +46,7 @@ from glasu.report import (
     SubsetScores,
     Traffic,
     WarmStart,
-    versions,
+    list_versions,
 )
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
@@ -288,7 +288,7 @@ class Telemetry:
         if per_client and self.propagated:
             found = [self.propagated.get(name or "") for name in names]
             test, validation = (
-                replace(scores, per_client_propagation=tuple(_first_metric(each, split) for each in found))
+                replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
                 for scores, split in ((test, "test"), (validation, "validation"))
             )
             better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
@@ -304,7 +304,7 @@ class Telemetry:
             test=test,
             validation=validation,
             history=_list_history(by_party),
-            losses=tuple(_mean([own[index] for own in losses if index < len(own)]) for index in range(longest)),
+            losses=tuple(_average([own[index] for own in losses if index < len(own)]) for index in range(longest)),
             traffic=cost.traffic,
             seconds=cost.seconds,
             parties=tuple(parties),
@@ -315,7 +315,7 @@ class Telemetry:
             warm_start=warm,
             weights_sha256=tuple(weights_sha256),
             privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks),
-            versions=versions(config),
+            versions=list_versions(config),
         )
 
     def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
@@ -365,7 +365,7 @@ class Telemetry:
             weights_sha256=(weights_sha256,),
             prepared=prepared,
             privacy=replace(PrivacySummary.of(config, {party: ledger}, GIVEN), masks=masks),
-            versions=versions(config),
+            versions=list_versions(config),
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
             losses=tuple(losses) if reports else None,
@@ -407,10 +407,10 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
         own = tuple(next(iter(first)) for first in firsts)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
-    return SplitScores(_mean_metrics(found), round=chosen, per_client=own)
+    return SplitScores(_average_metrics(found), round=chosen, per_client=own)
 
 
-def _first_metric(event: Propagated | None, split: str) -> float | None:
+def _find_first_metric(event: Propagated | None, split: str) -> float | None:
     """Return the first metric of label propagation; None at a party without edges."""
     return None if event is None else next(iter(event.metrics[split].values()))
 
@@ -429,8 +429,8 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
         entries.append(
             HistoryEntry(
                 round=round_index,
-                loss=_mean(losses) if losses else None,
-                metrics=_mean_metrics(events),
+                loss=_average(losses) if losses else None,
+                metrics=_average_metrics(events),
                 bytes=max(entry.bytes for entry in found),
                 exchanges=max(entry.exchanges for entry in found),
                 seconds=max(entry.seconds for entry in found),
@@ -439,9 +439,9 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
     return tuple(entries)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _mean_metrics(events: Sequence[Evaluated]) -> dict[str, float]:
-    return {name: _mean([event.metrics[name] for event in events]) for name in events[0].metrics}
+def _average_metrics(events: Sequence[Evaluated]) -> dict[str, float]:
+    return {name: _average([event.metrics[name] for event in events]) for name in events[0].metrics}

@@ -32,11 +32,11 @@ from glasu.data.preprocessing import Preparation
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
-from glasu.model.backbones import backbone_class
+from glasu.model.backbones import find_backbone
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.split import weights_digest
-from glasu.model.task import task_of
+from glasu.model.split import digest_weights
+from glasu.model.task import make_task
 from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.prediction import client_prediction, server_prediction
@@ -47,9 +47,9 @@ from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
 from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
-from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
+from glasu.runtime.inprocess import Running, open_client_map, run_alone, run_together
 from glasu.runtime.policy_file import PolicyFile
-from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
+from glasu.runtime.simulation import check_party_list, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
@@ -117,7 +117,7 @@ class TrainedModel:
                     file=f"{client.name}.safetensors",
                     preparation=client.data.preparation,
                     columns_sha256=client.party.columns_digest(),
-                    weights_sha256=weights_digest(client.progress.best_weights),
+                    weights_sha256=digest_weights(client.progress.best_weights),
                     alpha=client.progress.alpha,
                 )
                 for client in clients
@@ -169,21 +169,21 @@ class TrainedModel:
             ledgers: folder of the parties' ledgers; None: nothing is recorded in a file.
             policies: the policies, by party.
         """
-        parties = prepare_parties(self.config, as_parties(parties))
+        parties = prepare_parties(self.config, check_party_list(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
             chosen = self.among(names)
             return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
-        nodes = _positions(nodes, parties[0].num_nodes)
+        nodes = _find_positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
-        with one_thread_each():
+        with open_client_map():
             prepared = self.add_unknown_labels(parties)
             preparations = [client.preparation for client in self.clients]
             clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
             for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
                 load_weights(client, entry, weights, self)
-            query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
+            query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(digest_weights, self.weights)
             digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
             name_run(clients, self.config.digest(), query, *digests)
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
@@ -242,11 +242,11 @@ class TrainedModel:
         party: str | None = None,
     ) -> NDArray[Any]:
         """Return class names or numbers, shape (n,); for a multi-label task 0 or 1 per class, shape (n, classes)."""
-        return task_of(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
+        return make_task(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
 
     def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
         """Return the parties with the model's classes and unknown labels, because a prediction reads no labels."""
-        unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
+        unknown = make_task(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
@@ -364,7 +364,7 @@ def write_predictions(
     path: Path, ids: NDArray[Any], scores: NDArray[Any], classes: Sequence[str], train: TrainConfig
 ) -> None:
     """Write one row per id to a .parquet or .csv file, atomically and readable by its owner only."""
-    columns = {"id": ids.tolist(), **task_of(train).columns(scores, classes)}
+    columns = {"id": ids.tolist(), **make_task(train).columns(scores, classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)
         put_in_place(Path(temporary) / path.name, path, 0o600)
@@ -406,7 +406,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
         weights: dict[str, Tensor] = load(file.read_bytes())
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
-    if weights_digest(weights) != client.weights_sha256:
+    if digest_weights(weights) != client.weights_sha256:
         raise DataError(f"{file}: its weights differ from those that {MODEL_FILE} names; train again, or restore it.")
     _refuse_larger_model(config, client, weights, folder / MODEL_FILE)
     return weights
@@ -415,7 +415,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if backbone_class(model).takes_convolution:  # the weights of a user's convolution are unknown
+    if find_backbone(model).takes_convolution:  # the weights of a user's convolution are unknown
         return
     least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
@@ -426,7 +426,7 @@ def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[s
         )
 
 
-def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
+def _find_positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     """Return the requested nodes as positions."""
     if nodes is None:
         return np.arange(num_nodes)

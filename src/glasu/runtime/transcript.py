@@ -27,7 +27,7 @@ from glasu.files import name_file, write_atomically
 from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
 from glasu.protocol.messages import Message, TensorMessage
 from glasu.records import parse_json, read_record, to_plain
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
 
 TRANSCRIPT = "transcript"  # the folder in the output folder of a run
@@ -149,7 +149,7 @@ class RecordedRun:
         if self.manifest.format != compute_format_number():
             raise DataError(f"{folder}: the messages have the format of another version; record the run again.")
         self.config = RunConfig.from_dict(self.manifest.config, str(folder / MANIFEST_FILE))
-        self.encodings = encodings_of(self.config)
+        self.encodings = make_encodings(self.config)
         self.entries = tuple(self._read_entries())
 
     def _read_entries(self) -> Iterator[RecordedMessage]:

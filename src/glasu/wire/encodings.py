@@ -414,7 +414,7 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
 }
 
 
-def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
+def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
@@ -439,6 +439,6 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
 
 
-def compute_dtype(config: RunConfig) -> np.dtype[Any]:
+def find_compute_dtype(config: RunConfig) -> np.dtype[Any]:
     """Return the precision in which clients compute."""
-    return encodings_of(config)["representation"].compute_dtype
+    return make_encodings(config)["representation"].compute_dtype

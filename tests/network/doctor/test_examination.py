@@ -23,7 +23,7 @@ from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
 from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
-from glasu.network.facts import server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
@@ -165,7 +165,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
+    admission = Admission(collect_server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)

@@ -38,7 +38,7 @@ LOYALTY = 0.85  # the share of followed users drawn from the field that the user
 TAIL = 1.0  # sigma of the log-normal popularity of users: some have hundreds of followers
 
 
-def news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
+def draw_news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
     """Return the departments "profile", "follower" and "reading".
 
     Only "follower" has edges: an edge leads from the followed user to the follower. Its two columns describe the
@@ -65,7 +65,7 @@ def news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
-    return RawData([replace(party, splits=None) for party in news_service(config.data_seed)])
+    return RawData([replace(party, splits=None) for party in draw_news_service(config.data_seed)])
 
 
 DEMO = DataSource(_read, SPLIT)

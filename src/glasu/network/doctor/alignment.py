@@ -13,7 +13,7 @@ from glasu.data.folders import read_normalized_ids
 from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_group, explain_error
 from glasu.network.doctor.party import DryRunParty
-from glasu.network.facts import Facts, server_facts
+from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.findings import Finding
 from glasu.network.options import JoinOptions
 
@@ -48,4 +48,4 @@ class AlignmentDryRunParty(DryRunParty):
 
     def facts(self) -> Facts:
         """Return the facts of this party. About its ids they state only the rules that normalise them."""
-        return server_facts(self.purpose, id_rules=self._rules)
+        return collect_server_facts(self.purpose, id_rules=self._rules)
