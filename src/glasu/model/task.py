@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -183,13 +184,9 @@ class Task(ABC):
     def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return the predictions for Python, one row per node."""
 
-    @abstractmethod
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        """Return the predictions for a table, one text per node."""
-
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
         """Return the columns of a table of predictions, without the ids."""
-        predicted: dict[str, Any] = {"prediction": self.describe(scores, classes)}
+        predicted: dict[str, Any] = {"prediction": self.predict(scores, classes).tolist()}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
 
 
@@ -271,9 +268,6 @@ class Multiclass(Task):
         names: NDArray[Any] = np.asarray(classes)[scores.argmax(axis=1)]
         return names
 
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        return [classes[index] for index in scores.argmax(axis=1)]
-
 
 class Binary(Multiclass):
     """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
@@ -352,9 +346,10 @@ class Multilabel(Task):
         """Return 0 or 1 for each class, shape (n, C)."""
         return (scores > 0.5).astype(np.int64)
 
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        decided = self.predict(scores, classes)
-        return [" ".join(name for name, yes in zip(classes, row, strict=True) if yes) for row in decided]
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+        columns, decided = super().columns(scores, classes), self.predict(scores, classes)
+        columns["prediction"] = [" ".join(compress(classes, row)) for row in decided]
+        return columns
 
 
 class Regression(Task):
@@ -435,9 +430,6 @@ class Regression(Task):
         """Return numbers in the unit of the labels, shape (n,)."""
         numbers: NDArray[Any] = scores[:, 0]
         return numbers
-
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        return [repr(float(number)) for number in scores[:, 0]]
 
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
         return {"prediction": self.predict(scores, classes)}
