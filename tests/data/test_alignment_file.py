@@ -123,7 +123,7 @@ def test_a_file_for_other_ids_than_the_table_has_is_refused(ids, tmp_path):
     write_nodes(tmp_path / "p", ["a", "b", "c"])  # another order of the rows makes no difference
     assert read_party(tmp_path / "p").ids.tolist() == ["a", "c"]
     write_nodes(tmp_path / "p", ids)
-    with pytest.raises(DataError, match=r"alignment\.parquet: was made for other ids .*; align again"):
+    with pytest.raises(DataError, match=r"alignment\.parquet: the ids of the nodes have changed .*; align again"):
         read_party(tmp_path / "p")
 
 

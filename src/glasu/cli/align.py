@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import add_policy, parse_count, parse_path, parse_seconds
+from glasu.cli.arguments import add_log_options, add_policy, parse_count, parse_path, parse_seconds
 from glasu.errors import ConfigError
 
 INTERRUPTED = "no alignment was written; start the server and all parties again"
@@ -33,13 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_max_ids(parser)
     add_policy(parser)
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="lines for people, or one JSON object per line (default: text)",
-    )
+    add_log_options(parser)
 
 
 def add_max_ids(parser: argparse.ArgumentParser, where: str = "") -> None:

@@ -61,6 +61,11 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         help="start over even if DIR holds an unfinished run; do not use it to resume",
     )
     add_extensions(parser)
+    add_log_options(parser)
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add --quiet and --log-format."""
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
         "--log-format",

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.privacy.ledger import End
 from glasu.protocol.released_kinds import count_evaluations, list_protections
-from glasu.runtime.ledger_file import close_ledger, exchange_heads, open_ledger
+from glasu.runtime.ledger_file import keep_run, open_ledger
 
 if TYPE_CHECKING:
     from glasu.protocol.client import Client
@@ -65,17 +64,10 @@ def keep_ledgers(
         # No message leaves this process, so no round waits for the disk.
         attach_ledger(client, path, policies.get(client.name), durable=False)
     ledgers = {client.name: client.release.ledger for client in clients}
-    try:
-        exchange_heads(ledgers)
+    with keep_run(ledgers):
         for client in clients:
             client.release.ledger.begin(purpose, client.identity.run.hex(), client.requested.digest(), fresh=fresh)
         yield
-        for ledger in ledgers.values():
-            ledger.write(End())
-        exchange_heads(ledgers)
-    finally:
-        for ledger in ledgers.values():
-            close_ledger(ledger)
 
 
 def sync_ledgers(clients: Sequence[Client]) -> None:

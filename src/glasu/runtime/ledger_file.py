@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from glasu.files import retry_without_descriptors, sync_folder
 from glasu.privacy.ledger import (
     LEDGER_FORMAT,
     START_OF_CHAIN,
+    End,
     Ledger,
     LedgerError,
     LedgerRecord,
@@ -204,7 +205,24 @@ def close_ledger(ledger: Ledger) -> None:
         ledger.sink.close()
 
 
-def exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
+@contextmanager
+def keep_run(ledgers: Mapping[str, Ledger]) -> Iterator[None]:
+    """Exchange the heads of all ledgers of one process before and after a run, record its end, and close the files.
+
+    If the block fails, the files are closed, and the run counts as unfinished.
+    """
+    try:
+        _exchange_heads(ledgers)
+        yield
+        for ledger in ledgers.values():
+            ledger.write(End())
+        _exchange_heads(ledgers)
+    finally:
+        for ledger in ledgers.values():
+            close_ledger(ledger)
+
+
+def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
     """Record in each ledger of one process the heads of all others; the ledgers are synced first."""
     for ledger in ledgers.values():
         ledger.sync()

@@ -14,7 +14,6 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
 from glasu.privacy.blinding import Blinding
-from glasu.privacy.ledger import End
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Save
@@ -22,7 +21,7 @@ from glasu.protocol.state import Identity
 from glasu.report import Traffic
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
 from glasu.runtime.inprocess import Running, count_cores, run_together
-from glasu.runtime.ledger_file import close_ledger, exchange_heads
+from glasu.runtime.ledger_file import keep_run
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -90,24 +89,16 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         for ledger in ledgers.values():
             ledger.sync()
 
-    exchange_heads(ledgers)
-    for index, (_, ids) in enumerate(tables):
-        identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
-        ledger.begin("alignment", run.hex())
-        policy = options.policies.get(names[index])
-        script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
-        clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
-    try:
-        with ThreadPoolExecutor(
-            min(len(names), count_cores()), "glasu-align"
-        ) as pool:  # libsodium runs without the GIL
+    with keep_run(ledgers):
+        for index, (_, ids) in enumerate(tables):
+            identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
+            ledger.begin("alignment", run.hex())
+            policy = options.policies.get(names[index])
+            script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
+            clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
+        workers = min(len(names), count_cores())  # libsodium runs without the GIL
+        with ThreadPoolExecutor(workers, "glasu-align") as pool:
             run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
-        for ledger in ledgers.values():
-            ledger.write(End())
-        exchange_heads(ledgers)
-    finally:
-        for ledger in ledgers.values():
-            close_ledger(ledger)
     files = tuple(
         CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
         for folder, (manifest, ids), client in zip(folders, tables, clients, strict=True)
