@@ -291,7 +291,7 @@ class RunConfig:
                 )
         if self.model.owner_layers and self.train.labels == "all" and not method.prescribes("train", "labels"):
             raise ConfigError(
-                f"model.owner_layers={self.model.owner_layers}: the layers belong to one party with labels, and "
+                f"model.owner_layers={self.model.owner_layers}: the layers belong to the only party with labels, but "
                 'train.labels="all"; name that party in train.labels, or remove the key.'
             )
         if self.train.warm_start and not method.prescribes("train", "warm_start"):

@@ -131,7 +131,7 @@ def test_a_file_of_other_rules_is_refused(folders):
     align_folders(folders)
     manifest = folders[0] / "party.toml"
     manifest.write_text(manifest.read_text().replace("collapse", "remove"))
-    with pytest.raises(DataError, match=r"alignment\.parquet: was made with other rules for ids"):
+    with pytest.raises(DataError, match=r"alignment\.parquet: was made with different rules for ids"):
         read_party(folders[0])
 
 

@@ -71,7 +71,9 @@ class CommonIds:
             DataError: the table or the rules have changed since the alignment.
         """
         if str(rules) != self.rules:
-            raise DataError(f"{path}: was made with other rules for ids ({self.rules}; now {rules}); {ALIGN_AGAIN}.")
+            raise DataError(
+                f"{path}: was made with different rules for ids ({self.rules}; now {rules}); {ALIGN_AGAIN}."
+            )
         ids = normalize_ids(party.ids.tolist(), rules, str(path.parent))
         order = np.argsort(ids)
         if sign_ids(self.key, "table", digest_ids(ids[order])) != self.all_ids:

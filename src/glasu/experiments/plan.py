@@ -93,7 +93,7 @@ class Run:
     config: RunConfig
 
     def __str__(self) -> str:
-        """Return a relative path without suffix. Runs with other settings have other paths."""
+        """Return a relative path without suffix. Runs with different settings have different paths."""
         dataset, setting = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
         return f"{dataset}/{self.method}-{setting}/seed-{self.seed}-{self.config.digest()[:8]}"
 

@@ -136,14 +136,14 @@ def load_result(folder: Path, run: Run) -> RunResult | None:
 
 
 def list_rows(folder: Path) -> Iterator[Row]:
-    """Yield the row of every stored result, with any settings."""
+    """Yield the row of every stored result, regardless of its settings."""
     for path in sorted((folder / "runs").rglob("*.json")):
         if (stored := _read(path)) is not None:
             yield stored.result.row
 
 
 def _read(path: Path) -> StoredResult | None:
-    """Read a stored result; None if there is none, or if it is damaged or has another form."""
+    """Read a stored result; None if there is none, or if it is damaged or has a different format."""
     try:
         stored = read_record(StoredResult, parse_json(path.read_bytes(), path.name), path.name, finite=False)
     except (OSError, RecordError):

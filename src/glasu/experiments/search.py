@@ -160,7 +160,7 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
 
 
 def _settings(search: _Search) -> dict[str, Any]:
-    """Return the settings that decide the trials, as plain values. The location of the data is not one of them."""
+    """Return the settings that decide the trials, as plain values. They do not include the location of the data."""
     run = {**search.config.flatten(), "data.parties": search.config.data.parties}
     space = {
         f"space {key}": list(values.ends) if isinstance(values, Choices) else to_plain(values)

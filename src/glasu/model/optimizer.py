@@ -20,7 +20,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
 def find_schedule_factor(config: RunConfig, round_index: int) -> float:
-    """Return the factor on the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
+    """Return the factor of the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
     progress = round_index / config.train.num_rounds
     if config.train.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))

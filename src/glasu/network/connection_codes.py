@@ -79,7 +79,7 @@ SENTENCES: dict[ConnectionCode, str] = {
     _C.BUSY: "{detail}",
     _C.UNREADABLE_REVOCATIONS: "its revocation list cannot be read at the moment",
     _C.NO_ANSWER: "it does not answer",
-    _C.PING_TIMEOUT: "it answered no ping",
+    _C.PING_TIMEOUT: "it did not answer a ping",
     _C.CLOSED: "it closed the connection; if this repeats, see the server's log",
     _C.OUT_OF_DESCRIPTORS: "this process has no free file descriptor",
     _C.ANOTHER_RUN: "it does not serve run {detail}, to which this party belongs",

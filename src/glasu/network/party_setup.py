@@ -41,8 +41,8 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
     if roster[index] != name:
         raise RefusalError(
             Code.WRONG_ROSTER,
-            f"the server's roster ({listed}) lists this party as {make_printable(roster[index])!r}, as its "
-            f"certificate does; use the kit of {name!r}.",
+            f"the server's roster ({listed}) lists this party as {make_printable(roster[index])!r}, the "
+            f"name in its certificate; use the kit of {name!r}.",
         )
     try:
         for each in roster:

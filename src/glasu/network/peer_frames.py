@@ -50,7 +50,7 @@ class PeerFrames:
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        self._process = secrets.token_hex(8)  # a restarted server has another name and knows no earlier frames
+        self._process = secrets.token_hex(8)  # a restarted server has a new name and knows no earlier frames
         self.refused = 0  # number of refused connections and processes
 
     # --- Host -----------------------------------------------------------------------------

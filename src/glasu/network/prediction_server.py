@@ -100,7 +100,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
-        """Plan an attempt with a new run id, because a repeated request may have other contents.
+        """Plan an attempt with a new run id, because a repeated request may have different contents.
 
         The parties that are present are the clients of this attempt, as if there were no others.
         """

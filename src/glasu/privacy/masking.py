@@ -8,7 +8,7 @@ stream under their key and j subtracts it. Only pairs of clients that contribute
 
 The running hash binds the masks to the answers that a client has received. If the server sends different aggregates to
 two clients, their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second
-use of a place is refused, and an attempt that repeats a round has other keys.
+use of a place is refused, and an attempt that repeats a round has new keys.
 
 With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
 readers subtract it. The group key also encrypts the messages that one client sends to all others (AES-GCM): the label

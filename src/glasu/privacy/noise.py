@@ -94,7 +94,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Clips and perturbs the rows of one kind of tensor; see the module."""
+    """Clips and perturbs the rows of one kind of tensor, as the module docstring describes."""
 
     mechanism: Mechanism
     kind: Kind

@@ -56,7 +56,7 @@ class Policy(Checked):
     forbid: tuple[ReleaseKind, ...] = ()
     require: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names of protections
     min_rows: Limit | None = None  # for releases with one row per node
-    max_rows: Limit | None = None  # likewise
+    max_rows: Limit | None = None  # for releases with one row per node
     max_releases_per_row: Limit | None = None  # for each kind and layer
     max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
     max_ids: Limit | None = None  # in the set of any party in an alignment

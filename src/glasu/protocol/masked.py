@@ -102,7 +102,7 @@ def client_decision(
         key: the key of the exchange.
         metrics: the metrics of this evaluation; empty at a client without labels.
         improved: this client's verdict; ignored at a client without labels.
-        stop: likewise.
+        stop: whether training stops, by this client's verdict; ignored at a client without labels.
         ensemble: whether the best model is now the warm ensemble.
     """
     masks, owner, proof = client.require_masks(), client.identity.owner, b""

@@ -59,7 +59,7 @@ def describe_run(run: AuditedRun) -> str:
     end = "finished" if run.finished else "not finished"
     processes = "1 process" if run.processes == 1 else f"{run.processes} processes"
     policy = "no policy" if not run.policy else f"policy SHA-256 {run.policy[:16]}"
-    return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in all, {policy}"
+    return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in total, {policy}"
 
 
 def list_cells(total: ReleaseTotal) -> tuple[str, ...]:

@@ -483,7 +483,7 @@ class SimulationCheckpoints:
             if len(self._latest) < len(self._names):
                 return
             newest = max(each.progress.position for each in self._latest.values())
-            # A role that has stopped saves no more, unless it left a candidate of a race and starts the next one.
+            # A role that has stopped saves nothing more, unless it continues with the next candidate of a race.
             earlier = max(each.progress.earlier_rounds for each in self._latest.values())
             complete = all(
                 each.progress.position == newest or (each.progress.stopped and each.progress.earlier_rounds == earlier)

@@ -361,7 +361,7 @@ def _run_scripts(
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
         run_alone(run(partial(client_lower_stage, train=client_training)), each)
-    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+    elif server is not None and not server.progress.round:  # the same for warm steps, if there are any
         run_alone(run(take_warm_steps), each)
     if server is not None and clients[0].stages is not None:
         run_with_server(server_release(server), run(client_release))

@@ -41,7 +41,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
 
         Args:
             options: the kit and the server; nothing is written to the folder.
-            party: None if the data could not be read, which is among the findings.
+            party: the party's data; None if it could not be read, which is one of the findings.
             own: the findings so far.
             now: returns the time of this machine's clock.
         """
