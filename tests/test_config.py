@@ -314,9 +314,9 @@ def noisy(**sections):
     ("sections", "said"),
     [
         ({"wire": {"feedback": True}}, r"wire\.feedback=true: .*depends on clean rows; remove it"),
-        ({"train": {"labels": "a"}}, r"train\.labels='a': .*node sets of the label owner"),
-        ({"train": {"method": "ensemble"}}, r'train\.method="ensemble": it sends metrics.*release = "once"'),
-        ({"train": {"method": "smooth"}}, r'train\.method="smooth": it sends metrics'),
+        ({"train": {"labels": "a"}}, r"train\.labels='a': .*the label owner would release node sets"),
+        ({"train": {"method": "ensemble"}}, r'train\.method="ensemble": .*no metrics.*release = "once"'),
+        ({"train": {"method": "smooth"}}, r'train\.method="smooth": .*no metrics'),
         ({"train": {"task": "regression"}}, r'train\.task="regression": .*mean and deviation'),
         ({"train": {"sampler": "neighbor"}}, r'train\.sampler="neighbor": .*they reveal edges'),
         ({"train": {"party_dropout": 0.3}}, r"train\.party_dropout=0\.3: .*subsets"),

@@ -456,7 +456,7 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
         role.outcome()
     server.outcome()
     assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with these
-    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* a expects 0.25, the server"):
+    with pytest.raises(ConfigError, match=r"holds a finished run whose settings differ .* a expects 0.25, the server"):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 

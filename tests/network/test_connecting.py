@@ -118,7 +118,7 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
 
 
 def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
-    for code, advice in (("UNKNOWN_NAME", "Give the right name"), ("NOTHING_LISTENS", "Start the server")):
+    for code, advice in (("UNKNOWN_NAME", "Give the correct name"), ("NOTHING_LISTENS", "Start the server")):
         server = Server((Disconnection(ConnectionCode[code]),))
         with pytest.raises(AbsenceError, match=f"saved work is kept. {advice}"):
             server.session(wait=0.0).open()

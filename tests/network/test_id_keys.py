@@ -71,7 +71,7 @@ def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_l
 def test_a_share_that_is_no_key_is_refused(share):
     keys = IdKeys()
     keys.store_shares("a", {"a": keys.share, "b": share})
-    with pytest.raises(ProtocolError, match="the share of party 'b' is no key"):
+    with pytest.raises(ProtocolError, match="the share of party 'b' is not a valid X25519 key"):
         keys.make_tags(tiny_parties()[0])
 
 

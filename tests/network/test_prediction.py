@@ -157,7 +157,7 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     for name in "ac":
         assert found[name].file is None
         assert found[name].scores.size == 0
-    assert any("party 'b' has the labels and receives the predictions" in line for line in cluster.lines["a"])
+    assert any("party 'b' has the labels and receives all predictions" in line for line in cluster.lines["a"])
 
 
 def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):

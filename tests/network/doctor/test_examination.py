@@ -347,7 +347,7 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
         ("a", {"party": "a", "run": "00"}, [], "bad      folder: holds a run that started with other data"),
-        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of a run other than"),
         ("server", {}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a"}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a", "run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
@@ -399,7 +399,7 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
         (3, "https://localhost:1", "give host:port without https://"),
         (3, "localhost:999999", "port 999999 is above 65535"),
         (1, "nowhere", "no such folder"),
-        (0, "doctor --set train.seed=1", "settings belong to the server"),
+        (0, "doctor --set train.seed=1", "only the server has settings"),
     ],
 )
 def test_bad_input_is_exit_code_2(place, word, said, folders, kits, capsys):
