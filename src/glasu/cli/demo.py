@@ -20,9 +20,9 @@ TITLE = "GLASU on a news service's users"
 INTRODUCTION = (
     "Three departments of a news service have different data about the same users: profiles, the follower network, and "
     "reading habits. The interest of a user depends on the combination: on the professions of the users that the user "
-    "follows, and on the reading habit. The departments predict it alone (standalone), by the average of these "
-    "predictions (ensemble), by averages that are propagated over each department's edges (smooth), together with "
-    "GLASU, by exact gradients (Q=1) or by four local steps per exchange (Q=4), and with pooled data (centralized)."
+    "follows, and on the reading habit. Methods: each department alone (standalone); the average of their "
+    "predictions (ensemble); the average, propagated over each department's edges (smooth); GLASU with exact "
+    "gradients (Q=1) and with four local steps per exchange (Q=4); one model on pooled data (centralized)."
 )
 DEMO_METHODS = {  # name in the table -> name of the settings, in the order of the table
     "standalone": "standalone",

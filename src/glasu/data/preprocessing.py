@@ -341,7 +341,7 @@ def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -
         if third > first and 2 * (count - len(others)) <= count:
             return centre, (third - first) / NORMAL_IQR
     spread = float(np.median(np.abs(others - centre))) if len(others) else 0.0
-    return centre, spread or max(high - centre, centre - low)  # the measured rows may hold no other value
+    return centre, spread or max(high - centre, centre - low)  # if all measured rows are equal
 
 
 def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:

@@ -41,7 +41,7 @@ from glasu.wire.message_key import Key
 CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
 NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; later lines are less frequent
 NAMED_EVERY = 60.0  # maximum seconds between such lines, so that the parties see that the server is alive
-GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
+GROUPS = 8  # number of (phase, round) pairs whose digests are kept; one exchange uses few of them
 
 
 class Receipts:
@@ -62,7 +62,7 @@ class Receipts:
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
     def take(self, key: Key, digest: bytes) -> None:
-        """Note a message.
+        """Record a message.
 
         Raises:
             ProtocolError: the message was received before.
