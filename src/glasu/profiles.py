@@ -28,7 +28,7 @@ class Profile:
     suggested: Sections = field(default_factory=dict)
 
     def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:
-        """Return section, key and value of the required settings, for a network with this number of layers."""
+        """Return section, key and value of the settings that a network with this number of layers requires."""
         return [
             (section, key, (num_layers - 1,) if value is ONLY_LAST else value)
             for section, keys in self.required.items()

@@ -3,7 +3,7 @@
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
 certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same diagnosis everywhere and
 exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
-With --align at all roles, it checks instead that the ids of all parties can be aligned (`glasu align`).
+With --align at every role, it checks instead that the ids of all parties can be aligned (`glasu align`).
 """
 
 from __future__ import annotations

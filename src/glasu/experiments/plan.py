@@ -25,7 +25,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 AS_WRITTEN = {"preset": "none", "patience": 0}  # every method runs all rounds with the settings in the files
-TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # these methods use the tuned settings of another
+TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # method -> the method whose tuned settings it uses
 
 NATURAL_RELATIONS = {  # data sets with one client per relation
     "dblp_authors": ("APA", "APCPA", "APTPA"),

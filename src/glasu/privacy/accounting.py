@@ -1,14 +1,14 @@
 """Accounting of differential privacy: the epsilon of a row, computed from the entries of the ledger.
 
 The unit is one row of one party: its release about one node. Each release of a row is a Gaussian mechanism with
-multiplier z, the deviation of the noise divided by the clip. A row that is released several times has the epsilon of
-one Gaussian mechanism with
+multiplier z, the deviation of the noise divided by the clip. Several releases of a row have the epsilon of one Gaussian
+mechanism with multiplier z, where
 
     1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ...
 
-if it may become zero (sensitivity: the clip), and with z / 2 if it may become any other row (twice the clip). No
-amplification by sampling is claimed. A release counts once per distinct digest of the clean row in its place: a
-repeated round with the same content sends the same bytes, and one with other content counts again.
+This holds if the row may become zero (sensitivity: the clip). If it may become any other row (twice the clip), the
+multiplier is z / 2. No amplification by sampling is claimed. A release counts once per distinct digest of the clean row
+in its place: a repeated round with the same content sends the same bytes, and one with different content counts again.
 
 The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
 2020), and its grid has at least 256 steps in a deviation, so the epsilon of the continuous mechanism is used.

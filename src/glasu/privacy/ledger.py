@@ -5,7 +5,7 @@ it and of the rest of the line. So a line that was changed, moved or omitted is 
 last chain value, the head, hold the same records. The first record holds random bytes, so that no other party can test
 guesses about the records if it knows only the head.
 
-`Release` and the scripts of an alignment record what they send. A rule (`glasu.privacy.policy`, accounting) sees every
+`Release` and the scripts of an alignment record their releases. A rule (`glasu.privacy.policy`, accounting) sees every
 entry before it is written, and can refuse the release. A sink stores the lines; this module touches no file.
 """
 
@@ -155,7 +155,7 @@ class LedgerError(DataError):
 
 
 def describe_truncation(why: str) -> str:
-    """Return the error text for a party whose ledger contradicts what other roles recorded about it."""
+    """Return the error text for a party whose ledger contradicts a head that another role recorded."""
     return (
         f"its ledger differs from the one that it stated before: {why}. It was truncated, or replaced by an old copy. "
         "Restore ledger.jsonl in its --out folder, or start another run with another --out there."

@@ -240,7 +240,7 @@ class Client:
         return self.release.tensor(kind, value, key, nodes)
 
     def restrict_clients(self, present: Sequence[str]) -> None:
-        """Restrict the clients to these parties, in this order, for a prediction."""
+        """Restrict the clients of a prediction to these parties, in this order."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
         self.learner.aggregation = self.learner.aggregation.among(len(present))
 

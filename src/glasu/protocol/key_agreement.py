@@ -2,7 +2,7 @@
 
 First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
-the others. Second exchange: the first client draws the group key and encrypts it, with the run key, for each of the
+the others. Second exchange: the first client draws the group key and encrypts it and the run key for each of the
 others. The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same
 after a resume. Values that must be equal at all clients in a whole run, and unknown to the server, are derived from it.
 

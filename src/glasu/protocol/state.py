@@ -131,7 +131,7 @@ class Progress:
         return self.race is not None and self.race.chosen is None
 
     def describe_position(self, num_rounds: int | None = None) -> str:
-        """Return the rounds so far, for the log; in a race, those of the current candidate."""
+        """Describe the rounds so far in a log line; in a race, those of the current candidate."""
         done = f"round {self.round}" if num_rounds is None else f"round {self.round} of {num_rounds}"
         if self.race is None or self.race.chosen is not None:
             return done

@@ -335,7 +335,7 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        measured = by_party and isinstance(action, Evaluated)  # every party measures
+        measured = by_party and isinstance(action, Evaluated)  # every party measures its scores
         if name == reporter or server is None or measured or isinstance(action, Collapsed):
             telemetry.observe(action)
             if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
