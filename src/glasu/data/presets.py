@@ -70,7 +70,7 @@ class Candidate:
     for_complete: bool | None = None
 
     def apply(self, config: RunConfig) -> RunConfig | None:
-        """Return the config with this candidate's values for all keys that are not set; None if a key contradicts."""
+        """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
         changes: dict[str, dict[str, Any]] = {}
         for section, key, value in _list_keys(self.structure):
             if key not in getattr(config, section).given:

@@ -123,7 +123,7 @@ class Progress:
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
     race: Race | None = None  # None if the preset leaves nothing to decide
     earlier_rounds: int = 0  # as in `Identity`
-    diverged: bool = False  # in a race: whether this client's training, or at the server any client's, diverged
+    diverged: bool = False  # in a race: whether training diverged; at the server, whether it did at any client
 
     @property
     def is_racing(self) -> bool:
