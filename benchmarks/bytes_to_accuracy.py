@@ -25,7 +25,7 @@ from typing import Any
 from glasu.experiments.plan import STOP_AT, Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import CurvePoint, RunResult, load_result
-from glasu.experiments.tables import format_spread, percentages
+from glasu.experiments.tables import format_spread, list_percentages
 from tables import markdown
 
 DATASETS = ("cora", "citeseer", "pubmed")
@@ -96,7 +96,7 @@ def rung(dataset: str, results: Sequence[RunResult]) -> list[str]:
         f"{len(firsts)} of {len(results)}",
         *cost,
         f"{max(whole):.1f}",
-        format_spread(percentages(results)),
+        format_spread(list_percentages(results)),
     ]
 
 
@@ -106,11 +106,13 @@ def compare_with_cheap(dataset: str, cells: Sequence[Sequence[RunResult]]) -> st
     best = max(cheap, key=lambda cell: fmean(result.row.validation_accuracy for result in cell))
     rows = []
     for cell in cells:
-        gains = [one - other for one, other in zip(percentages(cell), percentages(best), strict=True)]
+        gains = [one - other for one, other in zip(list_percentages(cell), list_percentages(best), strict=True)]
         validation = 100 * fmean(result.row.validation_accuracy for result in cell)
         size = max(result.row.bytes for result in cell) / 1e6
         gain = f"{fmean(gains):+.1f}"
-        rows.append([cell[0].row.setting, f"{size:.2f}", f"{validation:.1f}", format_spread(percentages(cell)), gain])
+        rows.append(
+            [cell[0].row.setting, f"{size:.2f}", f"{validation:.1f}", format_spread(list_percentages(cell)), gain]
+        )
     heads = ["setting", "MB", "validation %", "test %", f"against {best[0].row.setting}"]
     return f"\n{dataset}: bytes of the whole run\n\n{markdown(heads, rows)}"
 

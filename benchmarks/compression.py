@@ -20,7 +20,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import RunResult, load_result
-from glasu.experiments.tables import format_spread, percentages
+from glasu.experiments.tables import format_spread, list_percentages
 from glasu.runtime.simulation import simulate
 from tables import markdown
 
@@ -54,11 +54,11 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[RunResult]:
 
 def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence[RunResult]) -> list[str]:
     """Return a row of the accuracy table: the mean difference to fp32 over the seeds, in points."""
-    gains = [one - other for one, other in zip(percentages(results), percentages(exact), strict=True)]
+    gains = [one - other for one, other in zip(list_percentages(results), list_percentages(exact), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = fmean(result.row.bytes for result in results) / fmean(result.row.bytes for result in exact)
     paired = "-" if precision == "fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
-    return [mode, precision, format_spread(percentages(results)), paired, f"{share:.3f}"]
+    return [mode, precision, format_spread(list_percentages(results)), paired, f"{share:.3f}"]
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:

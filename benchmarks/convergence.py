@@ -30,10 +30,10 @@ from departments import three_networks
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from glasu.data.partition import draw_splits_by_fraction, partition, pool_parties
 from glasu.data.party import PartyData
-from glasu.model.dropout import no_dropout
+from glasu.model.dropout import make_no_dropout
 from glasu.protocol.client import Client
 from glasu.protocol.rounds import client_script, server_script
-from glasu.runtime.inprocess import Running, one_thread_each, run_together
+from glasu.runtime.inprocess import Running, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -98,7 +98,7 @@ class ExactGradient:
 
     def at(self, weights: Sequence[Tensor]) -> tuple[float, Tensor]:
         """Return the loss and its flat gradient at the given weights, one vector per client."""
-        off, hidden = no_dropout(), list(self.features)
+        off, hidden = make_no_dropout(), list(self.features)
         models = [client.learner.model for client in self.clients]
         for model, vector in zip(models, weights, strict=True):
             vector_to_parameters(vector, model.parameters())
@@ -402,5 +402,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread_each():
+    with open_client_map():
         main()

@@ -18,10 +18,10 @@ import torch
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.blocks import Adjacency, Block, draw_layer, draw_neighbors
-from glasu.model.layers import sparse_product
+from glasu.model.layers import multiply_sparse
 from glasu.model.sparse import SparseRows
 from glasu.randomness import split_key
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from glasu.wire.encodings import SINGLE
 from reference import csr
 from tables import markdown, place, show
@@ -88,11 +88,11 @@ def main() -> None:
         times = f"{ratio(rest[0], own):.1f}" if rest else "-"
         rows.append([what, f"{1e6 * statistics.median(own):.0f}", library, times])
 
-    product = product_of(lambda dense: sparse_product(ours, dense))
+    product = product_of(lambda dense: multiply_sparse(ours, dense))
     add("block x rows and back", product, "torch CSR", product_of(lambda dense: theirs @ dense))
     add(
         "the same, forward alone",
-        lambda: sparse_product(ours, torch.zeros(COLUMNS, WIDTH)),
+        lambda: multiply_sparse(ours, torch.zeros(COLUMNS, WIDTH)),
         "scipy",
         lambda: matrix @ np.zeros((COLUMNS, WIDTH), np.float32),
     )
@@ -114,5 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread_each():
+    with open_client_map():
         main()

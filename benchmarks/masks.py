@@ -25,7 +25,7 @@ from glasu.config import RunConfig
 from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import RunResult
-from glasu.experiments.tables import format_spread, percentages
+from glasu.experiments.tables import format_spread, list_percentages
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, Transcript
@@ -62,7 +62,7 @@ def runs(dataset: str, mode: str, kind: str, seeds: int, keys: dict[str, Any]) -
 
 def row(mode: str, kind: str, results: Sequence[RunResult], plain: Sequence[RunResult]) -> list[str]:
     """Return a row of the table: the mean difference to the plain run over the seeds, in points."""
-    gains = [one - other for one, other in zip(percentages(results), percentages(plain), strict=True)]
+    gains = [one - other for one, other in zip(list_percentages(results), list_percentages(plain), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     # Runs may stop at different rounds, so bytes are compared per round.
     share = fmean(
@@ -71,7 +71,7 @@ def row(mode: str, kind: str, results: Sequence[RunResult], plain: Sequence[RunR
     )
     paired = "-" if kind == "plain fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
     seconds = fmean(one.row.cpu_seconds for one in results)
-    return [mode, kind, format_spread(percentages(results)), paired, f"{share:.3f}", f"{seconds:.1f}"]
+    return [mode, kind, format_spread(list_percentages(results)), paired, f"{share:.3f}", f"{seconds:.1f}"]
 
 
 def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from glasu.config import DataConfig, RunConfig
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.protocol.learner import Batch
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from paper import dense_twin, paper_settings
 from reference import PlainRounds, PyGPasses, by_dict
 from tables import markdown, place, show
@@ -173,5 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread_each():
+    with open_client_map():
         main()

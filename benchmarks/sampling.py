@@ -26,8 +26,8 @@ from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.data.sources.reddit import STAND_IN
 from glasu.model.blocks import Draw
-from glasu.model.sampler import Sampler, sampler_class, training_batch
-from glasu.runtime.inprocess import one_thread_each
+from glasu.model.sampler import Sampler, draw_batch, find_sampler
+from glasu.runtime.inprocess import open_client_map
 from paper import paper_settings
 from reference import PlainRounds, by_dict, induced_block
 from tables import markdown, place, show
@@ -36,7 +36,7 @@ from timing import in_turns, per_call, ratio
 
 def lean_round(config: RunConfig, samplers: Sequence[Sampler], training: np.ndarray, index: int) -> None:
     """Draw the node sets of one round and build its blocks, without messages."""
-    batch = training_batch(config, training, index)
+    batch = draw_batch(config, training, index)
     sets, draws = [[batch] for _ in samplers], [[] for _ in samplers]  # type: ignore[var-annotated]
     for layer in reversed(range(config.model.num_layers)):
         drawn = [sampler.draw(own[0], index, layer) for sampler, own in zip(samplers, sets, strict=True)]
@@ -63,7 +63,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
     plain, with_dicts = PlainRounds(lean, parties), PlainRounds(lean, parties, by_dict)
     assert parties[0].splits is not None
     training, rounds = parties[0].splits.train, itertools.count()
-    kind, graphs = sampler_class(lean.train), [party.graph for party in parties]
+    kind, graphs = find_sampler(lean.train), [party.graph for party in parties]
     by_default = [kind(lean, graph, index) for index, graph in enumerate(graphs)]
     induced = [kind(same, graph, index) for index, graph in enumerate(graphs)]
     sets = [[np.array(nodes) for nodes in own] for own in plain.sample()]
@@ -85,7 +85,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
 
 def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index: int) -> list[np.ndarray]:
     """Draw the node sets of one client in a round and build its blocks; return S_m[0..L]."""
-    sets, draws = [training_batch(config, training, index)], list[Draw]()
+    sets, draws = [draw_batch(config, training, index)], list[Draw]()
     for layer in reversed(range(config.model.num_layers)):
         draws.insert(0, sampler.draw(sets[0], index, layer))
         sets.insert(0, draws[0].nodes)
@@ -96,7 +96,7 @@ def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index:
 def large_report(party: PartyData, turns: int) -> str:
     """Return the table for one client of a large graph."""
     config, rounds = paper_settings(), itertools.count()
-    sampler = sampler_class(config.train)(config, party.graph, 0)
+    sampler = find_sampler(config.train)(config, party.graph, 0)
     assert party.splits is not None
     training = np.asarray(party.splits.train)
     sets = [nodes.tolist() for nodes in drawn_sets(config, sampler, training, next(rounds))]
@@ -140,5 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread_each():
+    with open_client_map():
         main()

@@ -19,7 +19,7 @@ from glasu.data.partition import draw_splits_per_class, partition
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.data.sources.synthetic import draw_graph
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from paper import paper_settings
 from tables import markdown, place, show
 from timing import PHASES, Timing, timed_rounds
@@ -84,5 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_thread_each():
+    with open_client_map():
         main()

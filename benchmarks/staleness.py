@@ -18,7 +18,7 @@ from glasu.config import RunConfig
 from glasu.experiments.plan import Run
 from glasu.experiments.reproduce import run_missing
 from glasu.experiments.results import RunResult, load_result
-from glasu.experiments.tables import format_spread, percentages
+from glasu.experiments.tables import format_spread, list_percentages
 from tables import markdown
 
 STEPS, Q = 240, 4
@@ -49,7 +49,7 @@ def row(name: str, steps: int, results: list[RunResult]) -> list[str]:
     ]
     last = [curve[-1].val_accuracy for curve in curves]
     shares = [f"{100 * fmean(values):.1f}" for values in (best, coarse, last)]
-    return [name, f"{steps}", *shares, f"{fmean(first):.0f}", format_spread(percentages(results))]
+    return [name, f"{steps}", *shares, f"{fmean(first):.0f}", format_spread(list_percentages(results))]
 
 
 def main() -> None:

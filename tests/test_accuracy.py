@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glasu.cli.demo import demo_config
+from glasu.cli.demo import make_demo_config
 from glasu.config import DataConfig, RunConfig, TrainConfig
 from glasu.data.sources.catalog import load_parties
 from glasu.experiments.plan import METHOD_SETTINGS
@@ -35,7 +35,7 @@ def test_the_defaults_train_on_raw_features(data_root, name, least):
 
 
 def demo_accuracy(method, num_rounds, seed=0):
-    config = demo_config(num_rounds, seed).replace(train=METHOD_SETTINGS[method])
+    config = make_demo_config(num_rounds, seed).replace(train=METHOD_SETTINGS[method])
     return train(load_parties(config), config).test
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.sources.demo import news_service
+from glasu.data.sources.demo import draw_news_service
 from glasu.protocol.requests import Evaluated
 from glasu.protocol.rounds import client_script
 from glasu.runtime.inprocess import Running, run_alone
@@ -38,7 +38,7 @@ def settings(keys):
 
 
 def small_parties():
-    return news_service(seed=0, num_users=300)
+    return draw_news_service(seed=0, num_users=300)
 
 
 def with_test_labels_permuted(parties):

@@ -1,6 +1,6 @@
 """Train one graph neural network across organisations that share nodes but neither features nor edges.
 
-The public names are listed in __init__.pyi, each beside the module that defines it. They are loaded on first use, so
+The public names and the modules that define them are listed in __init__.pyi. They are loaded on first use, so
 that `import glasu` and `glasu --help` do not wait for torch.
 """
 

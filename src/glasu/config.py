@@ -45,8 +45,8 @@ WHERE = ("root", "parties")  # keys of [data] that locate the data on this machi
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
 RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: hidden tensors are integers modulo 2^bits
-FEWEST_LEVELS = 16  # of one party's integers in a hidden sum; fewer would round too coarsely
-FEWEST_SUMMED = 3  # parties in every hidden sum: the sum of two reveals each to the other
+FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
+FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum: the sum of two reveals each to the other
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
 # Keys of [train] that have an effect only with a sampler that samples, and their defaults.
 SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
@@ -150,7 +150,7 @@ class TrainConfig(Checked):
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: Count = 3
-    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # greatest size of S_m[l]
+    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # maximum size of S_m[l]
     backward: Literal["local", "joint"] = "local"
     # "once": parties train alone, release one representation, and train their upper layers on the fixed aggregate
     release: Literal["rounds", "once"] = "rounds"
@@ -220,18 +220,18 @@ class PrivacyConfig(Checked):
     profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
     secure_aggregation: Literal["none", "masks", "ckks"] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
-    dp_clip: Positive = 1.0  # greatest L2 norm of a released row
+    dp_clip: Positive = 1.0  # maximum L2 norm of a released row
     dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
     dp_clip_gradients: Positive | None = None  # None: dp_clip
     dp_noise_multiplier_probabilities: NoiseMultiplier | None = None  # None: dp_noise_multiplier
     dp_clip_probabilities: Positive = 1.0  # no row of class probabilities is longer
     release_probabilities: bool = True  # False: each party predicts with its own classifier
     delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
-    target_epsilon: Positive | None = None  # a release that would pass it is refused
+    target_epsilon: Positive | None = None  # a release that would exceed it is refused
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
-    blind_server: bool = False  # masks: hide sums from the server, too; with ckks it never sees them
+    blind_server: bool = False  # masks: hide sums from the server as well; with ckks it never sees them
     allow_two_parties: bool = False  # hidden sums of two parties, each of which learns the other's values from the sum
-    range: Positive = 8.0  # hidden sums: the greatest absolute value on the first grid, before there is an aggregate
+    range: Positive = 8.0  # hidden sums: the largest absolute value on the first grid, before there is an aggregate
 
     @property
     def hides_parts(self) -> bool:
@@ -240,7 +240,7 @@ class PrivacyConfig(Checked):
 
     @property
     def adds_noise(self) -> bool:
-        """Whether released rows are clipped and get noise."""
+        """Whether released rows are clipped and noise is added to them."""
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
@@ -300,7 +300,7 @@ class RunConfig:
                 )
         if self.model.owner_layers and self.train.labels == "all" and not method.prescribes("train", "labels"):
             raise ConfigError(
-                f"model.owner_layers={self.model.owner_layers}: the layers belong to one party with labels, and "
+                f"model.owner_layers={self.model.owner_layers}: the layers belong to the only party with labels, but "
                 'train.labels="all"; name that party in train.labels, or remove the key.'
             )
         if self.train.warm_start and not method.prescribes("train", "warm_start"):
@@ -359,35 +359,35 @@ class RunConfig:
             )
         if train.labels != "all":
             raise ConfigError(
-                f"train.labels={train.labels!r}: with {noise} the node sets of the label owner would leave without "
+                f"train.labels={train.labels!r}: with {noise} the label owner would release node sets without "
                 'protection; use labels = "all".'
             )
         if not registry.load("task", train.task).has_classes:
             raise ConfigError(
                 f'train.task="{train.task}": parties compare a digest of the mean and deviation of the labels, and '
-                f"with {noise} only noisy rows may leave; use a task with classes."
+                f"with {noise} only noisy rows may be released; use a task with classes."
             )
         if method.averages:
             raise ConfigError(
-                f'train.method="{train.method}": it sends metrics, and with {noise} only noisy rows may leave; use '
+                f'train.method="{train.method}": with {noise} only noisy rows may be released, no metrics; use '
                 'train.release = "once".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
         if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
-                f'train.sampler="{train.sampler}": with {noise} the sampled node sets would leave without protection, '
-                'and they show edges; use sampler = "full" or "shared", or one aggregation layer.'
+                f'train.sampler="{train.sampler}": with {noise} the sampled node sets would be released without '
+                'protection, and they reveal edges; use sampler = "full" or "shared", or one aggregation layer.'
             )
         if train.release == "rounds" and train.sampled_evaluation:
             raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
         if train.party_dropout:
             raise ConfigError(
                 f"train.party_dropout={train.party_dropout}: after it the parties score subsets and send metrics, and "
-                f"with {noise} only noisy rows may leave; remove it."
+                f"with {noise} only noisy rows may be released; remove it."
             )
 
     def _apply_profile(self) -> None:
-        """Take the settings of `privacy.profile`; refuse keys that contradict it."""
+        """Apply the settings of `privacy.profile`; refuse keys that contradict it."""
         profile, named = PROFILES[self.privacy.profile], f'privacy.profile="{self.privacy.profile}"'
         changes: dict[str, dict[str, Any]] = {}
         faults = []
@@ -441,14 +441,14 @@ class RunConfig:
             raise ConfigError(f"wire.feedback=true: {hiding} sends no changes; remove one of the two.")
         if not registry.load("aggregation", aggregation).is_mean:
             raise ConfigError(
-                f'model.aggregation="{aggregation}": {hiding} hides a party in a sum, and here the columns of each one '
-                'travel apart; use aggregation = "mean".'
+                f'model.aggregation="{aggregation}": {hiding} hides a party in a sum, but here its columns are sent '
+                'separately; use aggregation = "mean".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
         if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
-                f'train.sampler="{train.sampler}": with {hiding} the agreed node sets of lower layers would still show '
-                'edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
+                f'train.sampler="{train.sampler}": with {hiding} the agreed node sets of lower layers would still '
+                'reveal edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
             )
         fewest = 2 if self.privacy.allow_two_parties else FEWEST_SUMMED
         if num_clients < fewest:
@@ -467,7 +467,7 @@ class RunConfig:
         if train.party_dropout and num_clients <= FEWEST_SUMMED:
             raise ConfigError(
                 f"train.party_dropout={train.party_dropout}: with {hiding} at least {FEWEST_SUMMED} parties contribute "
-                f"to every sum, and data.num_clients={num_clients}; remove it, or use more parties."
+                f"to every sum, but data.num_clients={num_clients}; remove it, or use more parties."
             )
         if registry.load("method", train.method).smooths:
             raise ConfigError(
@@ -507,7 +507,7 @@ class RunConfig:
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: leave out the keys that were not set. A copy of the config needs this, because a preset may choose
+            given: omit the keys that were not set. A copy of the config needs this, because a preset may choose
                 them.
         """
         found: dict[str, dict[str, Any]] = {}
@@ -646,7 +646,7 @@ def reads_whole_graph(sampler: str) -> bool:
 
 
 def find_release_layer(num_layers: int) -> int:
-    """Return the layer that `train.release = "once"` releases unless a key says otherwise: the middle one."""
+    """Return the layer that `train.release = "once"` releases by default: the middle layer."""
     return max(0, num_layers // 2 - 1)
 
 
@@ -705,9 +705,10 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 
 
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
-    """Replace "auto" by its value for a graph of this size. `glasu.data.methods` applies `train.method`.
+    """Replace "auto" with its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    If the preset has only one candidate, it is applied, too. Otherwise a race decides (`glasu.protocol.race`).
+    If the preset has only one candidate, that candidate is applied as well. Otherwise a race decides
+    (`glasu.protocol.race`).
 
     Returns:
         The resolved settings, and the settings that were replaced because the sampler reads the whole graph:

@@ -12,7 +12,7 @@ class GlasuError(Exception):
 
     code = "error"  # a code for programs; an instance may have a more precise one
     exit_code = 2
-    public_default = ""  # sent in place of a message that may contain ids, values or paths of one party
+    public_default = ""  # sent instead of a message that may contain ids, values or paths of one party
 
     def __init__(self, message: str = "", public: str = "", party: str = "", code: str = "") -> None:
         """Store the messages.

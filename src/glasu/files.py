@@ -140,7 +140,7 @@ def name_file(path: Path) -> Iterator[None]:
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Lock a folder for this process. The system releases the lock when the process ends, even after kill -9.
 
-    If nothing was written to the folder, the lock file is removed too.
+    If nothing was written to the folder, the lock file is also removed.
 
     Args:
         folder: created if it does not exist.

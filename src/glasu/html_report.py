@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from glasu.model.task import Metric, Task, task_of
+from glasu.model.task import Metric, Task, make_task
 from glasu.report import RunReport
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
@@ -35,7 +35,7 @@ def list_headings(task: Task) -> tuple[str, ...]:
 
 def format_row(report: RunReport) -> tuple[str, ...]:
     """Format the results of a run in the order of `list_headings`, without the first column."""
-    metrics = task_of(report.config.train).metrics
+    metrics = make_task(report.config.train).metrics
     return (
         *(_format_score(report, metric) for metric in metrics),
         f"{report.traffic.total_bytes / 1e6:.1f}",
@@ -46,7 +46,7 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 
 
 def _format_score(report: RunReport, metric: Metric) -> str:
-    """Format a test score; where the parties keep the scores, a server has none."""
+    """Format a test score; a server has none if the parties keep the scores."""
     return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
 
 
@@ -60,7 +60,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     """
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    task = task_of(first.config.train)
+    task = make_task(first.config.train)
     score = html.escape(task.selected_by.title)
     rows = [(name, *format_row(report)) for name, report in reports.items()]
     curves = {name: _list_scores(report) for name, report in reports.items()}
@@ -105,7 +105,7 @@ def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: 
 
 
 def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, logarithmic: bool = False) -> str:
-    """Return a plot. A curve whose positions are all 0 becomes a dashed line at its greatest value.
+    """Return a plot. A curve whose positions are all 0 becomes a dashed line at its largest value.
 
     Args:
         curves: name -> positions and values.
@@ -136,7 +136,7 @@ def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, loga
 
 def _list_scores(report: RunReport) -> list[float]:
     """Return the validation scores, as per cent if they are shares."""
-    metric = task_of(report.config.train).selected_by
+    metric = make_task(report.config.train).selected_by
     return [(100 if metric.is_share else 1) * entry.metrics[metric.name] for entry in report.history]
 
 

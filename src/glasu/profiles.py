@@ -14,7 +14,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 class OnlyLastLayer:
-    """Stands for `[L - 1]`: the last layer is the only one that aggregates."""
+    """Placeholder for `[L - 1]`: only the last layer aggregates."""
 
 
 ONLY_LAST = OnlyLastLayer()
@@ -28,7 +28,7 @@ class Profile:
     suggested: Sections = field(default_factory=dict)
 
     def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:
-        """Return section, key and value of the required settings of a network with this number of layers."""
+        """Return section, key and value of the settings that a network with this number of layers requires."""
         return [
             (section, key, (num_layers - 1,) if value is ONLY_LAST else value)
             for section, keys in self.required.items()
@@ -49,7 +49,7 @@ PROFILES: dict[str, Profile] = {
         {"privacy": _BLIND, "model": {"aggregation_layers": ONLY_LAST}},
         {"model": {"hidden": 16}, "train": {"evaluate_every": 50}, "wire": {"precision": "int8"}},
     ),
-    # One release of noisy rows, and one of noisy class probabilities. Few columns: noise grows with their number.
+    # One release of noisy rows, and one of noisy class probabilities. Noise grows with the number of columns.
     "dp": Profile(
         {"privacy": _BLIND, "train": {"release": "once"}},
         {"privacy": {"dp_noise_multiplier": 1.0}, "model": {"hidden": 16}},

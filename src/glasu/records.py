@@ -1,7 +1,7 @@
 """Read JSON and TOML objects strictly into frozen dataclasses, and write them back as plain values.
 
-The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of
-another type are faults. All faults of one object are reported together. Every fault has a path and a code. A dataclass
+The annotations of the dataclass are the rules. A key that the class does not have, a missing key and a value of the
+wrong type are faults. All faults of one object are reported together. Every fault has a path and a code. A dataclass
 that inherits from `Checked` applies the same rules when it is constructed.
 
 annotation                       plain value
@@ -15,10 +15,10 @@ Mapping[K, X]                    a list of [key, value] pairs
 a dataclass                      an object
 X | Y                            the first alternative that fits
 Any                              any plain value
-Annotated[X, Bounds(...)]        X, with a least and a greatest value
+Annotated[X, Bounds(...)]        X, with a minimum and a maximum value
 Annotated[str, Choice(...)]      one of the names of a seam
-Annotated[X, Length(...)]        X, with a least and a greatest length
-any other class                  an instance of it, which the caller has put there
+Annotated[X, Length(...)]        X, with a minimum and a maximum length
+any other class                  an instance of it, which the caller has inserted
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from glasu.errors import ConfigError, DataError, GlasuError
 T = TypeVar("T")
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
 SCALARS = frozenset({str, bool, int, float, types.NoneType})  # types of values that need no conversion
-MAX_DEPTH = 32  # greatest depth of nested values; the only limit of json.loads is Python's recursion limit
-MAX_ITEMS = 1_000_000  # most items of one list or object, unless `Length` sets another limit
-MAX_TEXT = 1_000_000  # most characters of one string, unless `Length` sets another limit
-MAX_DOCUMENT_BYTES = 64 * 2**20  # most bytes of one document
+MAX_DEPTH = 32  # maximum depth of nested values; the only limit of json.loads is Python's recursion limit
+MAX_ITEMS = 1_000_000  # maximum number of items of one list or object, unless `Length` sets another limit
+MAX_TEXT = 1_000_000  # maximum number of characters of one string, unless `Length` sets another limit
+MAX_DOCUMENT_BYTES = 64 * 2**20  # maximum number of bytes of one document
 SHOWN_FAULTS = 8
 MAX_FAULTS = 100  # reading stops at this number of faults
 TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular and in the plural
@@ -73,7 +73,7 @@ class FaultCode(enum.StrEnum):
     MISSING = "missing"
     UNKNOWN = "unknown"
     TYPE = "type"
-    VALUE = "value"  # right type, but outside of the allowed values
+    VALUE = "value"  # correct type, but not an allowed value
     SIZE = "size"  # too long or too deeply nested
 
 
@@ -150,7 +150,7 @@ class Checked:
         return created
 
     def __post_init__(self) -> None:
-        reader, hints = _Reader("", True, {}), type_hints(typing.cast(Any, type(self)))
+        reader, hints = _Reader("", True, {}), read_type_hints(typing.cast(Any, type(self)))
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             value = reader.read_value(hints[item.name], getattr(self, item.name), f"{self.section}.{item.name}", 1)
             object.__setattr__(self, item.name, value)
@@ -162,7 +162,7 @@ class Checked:
         """Return the chosen implementation of every seam that a field names."""
         return {
             rule.seam: getattr(self, name)
-            for name, hint in type_hints(typing.cast(Any, type(self))).items()
+            for name, hint in read_type_hints(typing.cast(Any, type(self))).items()
             for option in (hint, *typing.get_args(hint))  # the alternatives of a union
             for rule in getattr(option, "__metadata__", ())
             if isinstance(rule, Choice)
@@ -199,10 +199,10 @@ def read_record(
 def to_plain(record: Any) -> dict[str, Any]:
     """Return a dataclass as plain values; `read_record` is the inverse.
 
-    A field is left out if it is None by default and its value is None, because TOML has no null.
+    A field is omitted if it is None by default and its value is None, because TOML has no null.
     """
     return {
-        name: _plain_value(value)
+        name: _to_plain_value(value)
         for name, is_optional in _fields(record.__class__)
         if (value := getattr(record, name)) is not None or not is_optional
     }
@@ -246,17 +246,17 @@ def _parse(
         raise RecordError(source, [Fault(FaultCode.NOT_PARSED, "", message)]) from None
 
 
-def _plain_value(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if type(value) in SCALARS:  # first, because most values of a long state are numbers
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain_value(item) for item in value]
+        return [_to_plain_value(item) for item in value]
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _plain_value(item) for key, item in value.items()}
-        return [[_plain_value(key), _plain_value(item)] for key, item in value.items()]
+            return {key: _to_plain_value(item) for key, item in value.items()}
+        return [[_to_plain_value(key), _to_plain_value(item)] for key, item in value.items()]
     if isinstance(value, bytes):
         return value.hex()
     return value
@@ -277,7 +277,7 @@ class _Reader:
     def read_dataclass(self, cls: Any, value: object, path: str, depth: int) -> Any:
         if not isinstance(value, Mapping):
             return self.fault(FaultCode.TYPE, path, "must be an object", describe(value))
-        hints = type_hints(cls, tuple(self.names.items()))
+        hints = read_type_hints(cls, tuple(self.names.items()))
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         before = len(self.faults)
         for key in value:
@@ -324,7 +324,7 @@ class _Reader:
         if isinstance(rule, Choice):
             if isinstance(value, str) and registry.is_choice(rule.seam, value):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
         before = len(self.faults)
         result = self.read_value(inner, value, path, depth)
         if isinstance(rule, Bounds) and len(self.faults) == before and not rule.contains(result):
@@ -338,7 +338,7 @@ class _Reader:
             return None
         if len(rest) == 1:
             return self.read_value(rest[0], value, path, depth)
-        rule, code = f"must be {' or '.join(map(expected, rest))}", FaultCode.TYPE
+        rule, code = f"must be {' or '.join(map(describe_expected, rest))}", FaultCode.TYPE
         for option in rest:
             attempt = _Reader(self.source, self.finite, self.names)
             with contextlib.suppress(RecordError):  # too many faults
@@ -347,17 +347,17 @@ class _Reader:
                     return result
             fault = attempt.faults[0]
             if fault.code is FaultCode.VALUE and isinstance((None, *typing.get_args(option))[-1], Bounds):
-                rule, code = fault.rule, fault.code  # the type is right: report the rule of this alternative
+                rule, code = fault.rule, fault.code  # the type is correct: report the rule of this alternative
         return self.fault(code, path, rule, describe(value))
 
     def read_tuple(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         inner = typing.get_args(annotation)
         if not isinstance(value, (list, tuple)):
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if len(inner) == 2 and inner[1] is Ellipsis:
             inner = (inner[0],) * len(value)
         if len(inner) != len(value):
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} items, and at most {MAX_ITEMS} are allowed")
         pairs = enumerate(zip(inner, value, strict=True))
@@ -377,7 +377,7 @@ class _Reader:
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} keys, and at most {MAX_ITEMS} are allowed")
         return {
-            key: self.read_value(value_type, item, f"{path}.{_printable(str(key)[:80])}", depth + 1)
+            key: self.read_value(value_type, item, f"{path}.{_make_printable(str(key)[:80])}", depth + 1)
             for key, item in value.items()
         }
 
@@ -394,12 +394,12 @@ class _Reader:
         return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
     def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # of numpy, for example from a grid search
+        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # a numpy number, as from a grid search
             value = value.item()
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
         if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             too_large = isinstance(value, int) and abs(value) > sys.float_info.max
             if too_large or (self.finite and not math.isfinite(value)):
@@ -408,11 +408,11 @@ class _Reader:
         if annotation is bytes and isinstance(value, str):
             return self.read_bytes(value, path)
         if isinstance(value, datetime) and value.tzinfo is None:
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if not isinstance(value, PLAIN) and isinstance(value, typing.get_origin(annotation) or annotation):
             return value
         if annotation not in (str, bool, int) or type(value) is not annotation:
-            return self.fault(FaultCode.TYPE, path, f"must be {expected(annotation)}", describe(value))
+            return self.fault(FaultCode.TYPE, path, f"must be {describe_expected(annotation)}", describe(value))
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return self.fault(FaultCode.VALUE, path, "must fit into 64 bits", describe(value))
         if isinstance(value, str) and len(value) > MAX_TEXT:
@@ -428,30 +428,32 @@ class _Reader:
 
 
 @functools.lru_cache(maxsize=256)
-def type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
+def read_type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
     """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
     return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
 
 
-def expected(annotation: Any) -> str:
+def describe_expected(annotation: Any) -> str:
     """Describe the plain value that an annotation requires."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         choice = inner[1]
-        return _list_choices(registry.choices(choice.seam)) if isinstance(choice, Choice) else expected(inner[0])
+        return (
+            _list_choices(registry.choices(choice.seam)) if isinstance(choice, Choice) else describe_expected(inner[0])
+        )
     if origin is Literal:
         return _list_choices(inner)
     if origin is tuple and inner[-1] is Ellipsis:
-        return f"a list of {_plural(inner[0])}"
+        return f"a list of {_name_plural(inner[0])}"
     if origin is tuple:
-        kinds = set(map(_plural, inner))
+        kinds = set(map(_name_plural, inner))
         return f"a list of {len(inner)} {kinds.pop() if len(kinds) == 1 else 'values'}"
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
     return TYPE_NAMES.get(annotation, ("a plain value", ""))[0]
 
 
-def _plural(annotation: Any) -> str:
+def _name_plural(annotation: Any) -> str:
     return TYPE_NAMES.get(annotation, ("", "values"))[1]
 
 
@@ -469,8 +471,8 @@ def describe(value: object) -> str:
         text = _SHORT.repr(value)
     except ValueError:  # an integer with thousands of digits
         return "a number with thousands of digits"
-    return _printable(text)
+    return _make_printable(text)
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -1,7 +1,7 @@
 """The registry of choices: map a seam and a name to an implementation, and load the implementation on first use.
 
-A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table beside
-its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
+A seam is a place where one implementation can replace another, for example the sampler. Every seam has one table next
+to its implementations. This module knows where the tables are and adds the choices of extensions. An extension is a
 Python module of the user. It calls `register` when it is imported:
 
     from glasu import registry
@@ -59,24 +59,24 @@ class Extension:
 def choices(seam: str) -> tuple[str, ...]:
     """Return the names of a seam: those of GLASU first, then those of extensions."""
     load_entry_points()
-    return (*_table(seam), *_registered[seam])
+    return (*_load_table(seam), *_registered[seam])
 
 
 def is_choice(seam: str, name: str) -> bool:
     """Return whether a seam has a choice of this name."""
     # Entry points are read only for names that are not known yet. A run that uses no extension imports none.
-    return name in _table(seam) or name in _registered[seam] or name in choices(seam)
+    return name in _load_table(seam) or name in _registered[seam] or name in choices(seam)
 
 
 def load(seam: str, name: str) -> Any:
-    """Return the implementation of a choice; import it if needed."""
+    """Return the implementation of a choice; import it if necessary."""
     if not is_choice(seam, name):
         listed = ", ".join(choices(seam))
         raise ConfigError(
             f"{seam} {name!r} is not known; known are {listed}. Load the extension that registers {name!r}, or "
             "correct the name."
         )
-    table = _table(seam)
+    table = _load_table(seam)
     target = table[name] if name in table else _registered[seam][name]
     return import_attribute(target, f"{seam} {name!r}") if isinstance(target, str) else target
 
@@ -96,7 +96,7 @@ def register(seam: str, name: str, target: object) -> None:
             f"{seam} {name!r}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
         )
     # Two implementations under one name would let parties compute different things with equal settings.
-    if name in _table(seam) or _registered[seam].get(name, target) != target:
+    if name in _load_table(seam) or _registered[seam].get(name, target) != target:
         raise ConfigError(f"{seam} {name!r} is registered already; choose another name.")
     _registered[seam][name] = target
 
@@ -162,11 +162,11 @@ def _load_extension(name: str, version: str) -> Extension:
     if name not in _extensions:
         module = _import(name, f"extension {name!r}")
         stated = version or str(getattr(module, "__version__", ""))
-        _extensions[name] = Extension(name, stated, _source_digest(module))
+        _extensions[name] = Extension(name, stated, _digest_source(module))
     return _extensions[name]
 
 
-def _source_digest(module: ModuleType) -> str:
+def _digest_source(module: ModuleType) -> str:
     """Return the SHA-256 of a module's source file, or of all Python files of a package.
 
     Other modules that it imports are not covered: keep an extension in one module or package.
@@ -185,7 +185,7 @@ def _source_digest(module: ModuleType) -> str:
 
 
 @functools.cache
-def _table(seam: str) -> dict[str, Any]:
+def _load_table(seam: str) -> dict[str, Any]:
     table: dict[str, Any] = import_attribute(TABLES[seam], f"seam {seam!r}")
     return table
 

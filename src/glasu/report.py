@@ -28,7 +28,7 @@ class JsonRecord(Mapping[str, Any]):
     """A frozen dataclass that also behaves like its JSON object: `traffic.messages` or `traffic["messages"]`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; fields that are None are left out."""
+        """Return the JSON object; fields that are None are omitted."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {key: value for key, value in values.items() if value is not None}
 
@@ -46,7 +46,7 @@ class JsonRecord(Mapping[str, Any]):
 class SplitScores(JsonRecord):
     """Scores of the selected model on one split. A metric of the task is also an attribute: `scores.accuracy`."""
 
-    metrics: Mapping[str, float]  # by the names in the task
+    metrics: Mapping[str, float]  # by their names in the task
     round: int | None = None  # number of rounds after which this model was selected
     # If parties train alone: the first metric of every client, for its model and (standalone) for plain label
     # propagation over its edges. None for a client without labels, or without edges.
@@ -122,7 +122,7 @@ class WarmStart(JsonRecord):
 
 @dataclass(frozen=True)
 class Traffic(JsonRecord):
-    """Encoded messages of a run and their bytes. Evaluation and repeated rounds count too."""
+    """Encoded messages of a run and their bytes, including evaluations and repeated rounds."""
 
     bytes_to_server: int = 0
     bytes_to_clients: int = 0
@@ -172,8 +172,8 @@ class HistoryEntry(JsonRecord):
 class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
-    settings: Mapping[str, Any]  # in which it differs from the other candidates
-    score: float | None  # on validation, after the rounds of the race; None: there was no race, or it diverged
+    settings: Mapping[str, Any]  # the settings in which it differs from the other candidates
+    score: float | None  # validation score after the rounds of the race; None: there was no race, or it diverged
     chosen: bool
     diverged: bool | None = None  # True: it lost the race because its training diverged
 
@@ -221,17 +221,17 @@ class LedgerSummary(JsonRecord):
     """The totals of one party's releases."""
 
     party: str
-    head: str  # the last chain value; zeros where the ledger is not stored
-    length: int  # number of records then, those of earlier runs included
+    head: str  # the last chain value; zeros if the ledger is not stored
+    length: int  # number of records at that time, including those of earlier runs
     releases: tuple[Mapping[str, str | int], ...]
 
     @classmethod
     def of(cls, party: str, ledger: Ledger) -> LedgerSummary:
         """Summarise the ledger of a party."""
-        return cls(party, ledger.head.chain, ledger.length, tuple(ledger.rows()))
+        return cls(party, ledger.head.chain, ledger.length, tuple(ledger.list_totals()))
 
 
-# The source of first weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
+# The source of initial weights, dropout masks, neighbour draws and rounding: the public seed, or the parties' secrets.
 SecretSource: TypeAlias = Literal["derived from the seed", "given"]
 DERIVED: SecretSource = "derived from the seed"
 GIVEN: SecretSource = "given"
@@ -239,11 +239,11 @@ GIVEN: SecretSource = "given"
 
 @dataclass(frozen=True)
 class MaskSummary(JsonRecord):
-    """Secure aggregation with masks or ckks, as a role of the run knows it."""
+    """Secure aggregation with masks or ckks; a field that the role does not know is None."""
 
     blind_server: bool  # the server sees no sums, which holds for ckks in any case
     signatures: str  # whether the keys of the parties are signed
-    # Values outside the grid, by party. A party knows its own, and a server none. With noise no report has them.
+    # Number of values outside the grid, by party. A party knows only its own number. With noise no report has it.
     clamped: Mapping[str, int] | None = None
 
     @classmethod
@@ -252,7 +252,7 @@ class MaskSummary(JsonRecord):
         if not config.privacy.hides_parts:
             return None
         blind = config.privacy.blind_server or config.privacy.secure_aggregation == "ckks"
-        # The number depends on data and has no noise, so with noise it is in no file that a party may pass on.
+        # The number depends on data and has no noise. So in a run with noise, it is in no file that a party may share.
         return cls(blind, signatures, None if config.privacy.adds_noise else clamped)
 
 
@@ -283,8 +283,8 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    differential_privacy: RowPrivacy | None = None  # of the party with the greatest epsilon; None without noise
-    label_epsilon: float | None = None  # of randomised response of one training label, at one party
+    differential_privacy: RowPrivacy | None = None  # that of the party with the largest epsilon; None without noise
+    label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
 
     @classmethod
     def of(
@@ -302,7 +302,7 @@ class PrivacySummary(JsonRecord):
         )
 
 
-def versions(config: RunConfig | None = None) -> dict[str, str]:
+def list_versions(config: RunConfig | None = None) -> dict[str, str]:
     """Return the versions that affect the bits of a run: of packages, and of the extensions that `config` uses.
 
     A server may have neither torch nor scipy.
@@ -370,9 +370,9 @@ class RunReport(Report):
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 
     def _scores(self) -> str:
-        from glasu.model.task import task_of  # loads numpy, which `glasu provision` does without
+        from glasu.model.task import make_task  # loads numpy, which `glasu provision` does without
 
-        metric = task_of(self.config.train).selected_by
+        metric = make_task(self.config.train).selected_by
         if not self.test.metrics:  # a server
             return "the parties have the scores"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
@@ -414,13 +414,13 @@ class PartyReport(Report):
     parties: tuple[str, ...]
     run: str
     prepared: PreparedColumns
-    # Where the server has no scores, a party with labels reports them.
+    # If the server has no scores, a party with labels reports them.
     validation: SplitScores | None = None
     history: tuple[HistoryEntry, ...] | None = None
-    losses: tuple[float, ...] | None = None  # of this party
+    losses: tuple[float, ...] | None = None  # losses of this party
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values; scores that the server reports are left out."""
+        """Return the report as plain values; scores that the server reports are omitted."""
         known = {name for name in ("validation", "history", "losses") if getattr(self, name) is None}
         return {key: value for key, value in super().to_dict().items() if key not in known}
 

@@ -48,10 +48,10 @@ def test_a_broken_chain_is_one_line_and_exit_code_1(world, tmp_path):
 
 def test_a_folder_without_ledgers_is_one_line_and_exit_code_2(world, tmp_path):
     refused(glasu("audit", tmp_path), "holds no ledger")
-    refused(glasu("audit", tmp_path / "missing"), "is no folder")
+    refused(glasu("audit", tmp_path / "missing"), "is not a folder")
     refused(glasu("audit", world / "run", "--peers", tmp_path), "holds neither a ledger")
     (tmp_path / "serving.json").write_text("{}")
-    refused(glasu("audit", tmp_path), "a server enters nothing in a ledger")
+    refused(glasu("audit", tmp_path), "a server has no ledger")
 
 
 def test_a_policy_that_forbids_a_training_is_one_line_and_nothing_is_written(world, tmp_path):

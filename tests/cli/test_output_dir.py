@@ -91,7 +91,10 @@ def test_a_finished_run_is_not_trained_again_and_the_command_says_so(quiet, worl
     before = files(world / "trained")
     again = glasu("train", world / "run.toml", "--out", world / "trained", *quiet)
     assert again.returncode == 0
-    assert f"{world / 'trained'}: this run is finished, see report.json there; --fresh or another" in again.stdout
+    assert (
+        f"{world / 'trained'}: this run is finished, see report.json there; to train again, give --fresh"
+        in again.stdout
+    )
     assert again.stderr == ""
     assert files(world / "trained") == before
 
@@ -170,7 +173,7 @@ def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
 def test_predictions_are_not_written_over_a_partys_data(world, name):
     before = files(world / "parties")
     out = world / "parties" / "a" / name
-    refused(glasu("predict", world / "trained", "--out", out), "is a party's data", "choose another file")
+    refused(glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file")
     assert files(world / "parties") == before
     assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
 

@@ -217,7 +217,7 @@ def test_secret_makes_a_secret_once(kits):
     assert first.stdout == f"{kits / 'a' / 'secret.hex'}: made; back it up, and never share it.\n"
     content = (kits / "a" / "secret.hex").read_text()
     second = glasu("provision", "secret", kits / "a")
-    assert second.stdout == f"{kits / 'a' / 'secret.hex'}: was there; nothing was changed.\n"
+    assert second.stdout == f"{kits / 'a' / 'secret.hex'}: exists already.\n"
     assert (kits / "a" / "secret.hex").read_text() == content
     assert content.strip() not in first.stdout + second.stdout
     refused(glasu("provision", "secret", kits / "server"), "is the kit of the server")
@@ -228,7 +228,7 @@ def test_secret_makes_a_secret_once(kits):
     [
         ([], "name an action: request, sign, pin, secret, or one of --parties, --add"),
         (["--parties", "a", "--host", "localhost"], "--parties: also give --out KITS"),
-        (["--parties", "a", "pin", "kit"], "--parties: does not go with `glasu provision pin`"),
+        (["--parties", "a", "pin", "kit"], "--parties: cannot be combined with `glasu provision pin`"),
         (["pin", "kit", "--peers", "b"], "'b' is not NAME=FINGERPRINT"),
         (["pin", "kit"], "kit: no such folder"),
         (["sign", "r.pem", "--ca", "kits"], "r.pem: cannot be read"),

@@ -123,7 +123,7 @@ def test_a_file_for_other_ids_than_the_table_has_is_refused(ids, tmp_path):
     write_nodes(tmp_path / "p", ["a", "b", "c"])  # another order of the rows makes no difference
     assert read_party(tmp_path / "p").ids.tolist() == ["a", "c"]
     write_nodes(tmp_path / "p", ids)
-    with pytest.raises(DataError, match=r"alignment\.parquet: was made for other ids .*; align again"):
+    with pytest.raises(DataError, match=r"alignment\.parquet: the ids of the nodes have changed .*; align again"):
         read_party(tmp_path / "p")
 
 
@@ -131,7 +131,7 @@ def test_a_file_of_other_rules_is_refused(folders):
     align_folders(folders)
     manifest = folders[0] / "party.toml"
     manifest.write_text(manifest.read_text().replace("collapse", "remove"))
-    with pytest.raises(DataError, match=r"alignment\.parquet: was made with other rules for ids"):
+    with pytest.raises(DataError, match=r"alignment\.parquet: was made with different rules for ids"):
         read_party(folders[0])
 
 
@@ -161,7 +161,7 @@ def test_the_command_aligns_folders_and_refuses_in_one_line(folders, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"{len(list_common(PEOPLE))} of {len(list_people(0, PEOPLE))} ids are common" in done.stdout
     refused(glasu("align", folders[0]), "two or more parties")
-    refused(glasu("align", *folders, "--server", "localhost:1"), "--server and --kit belong together")
-    refused(glasu("align", *folders, "--max-ids", "3", "--quiet"), "the limit is 3 here (--max-ids")
+    refused(glasu("align", *folders, "--server", "localhost:1"), "--server and --kit must be given together")
+    refused(glasu("align", *folders, "--max-ids", "3", "--quiet"), "the limit here is 3 (--max-ids")
     refused(glasu("align", *folders, "--max-ids", "0"), "must be an integer of 1 or more")
     assert build_parser().parse_args(["align", "a", "b"]).max_ids == DEFAULT_MAX_IDS

@@ -255,7 +255,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"nodes": "id,label,split\n7,x,\n3,y,\n9,x,\n"}, "no feature column"),
         ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 others"),
         ({"nodes": NODES.replace("age", "score")}, "columns 2 and 3 have the same name"),
-        ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id is in an earlier row"),
+        ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id is also in an earlier row"),
         ({"nodes": NODES.replace("\n9,", "\n,")}, "column 'id', row 3: is empty"),
         ({"nodes": NODES.replace(",40,", ",old,")}, "column 'age', row 2: is not a number"),
         ({"nodes": NODES.replace(",40,", ",1e99,")}, "column 'age', row 2: is infinite"),
@@ -271,7 +271,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ),
         (
             {"manifest": 'id_type = "integer"', "nodes": NODES.replace("\n9,", "\nu9,")},
-            'row 3: is not an integer, but party.toml says id_type = "integer"',
+            'row 3: is not an integer, but party.toml sets id_type = "integer"',
         ),
         ({"nodes": NODES.replace(",40,", ",-Inf,")}, "column 'age', row 2: is infinite"),
         ({"nodes": "\n" + NODES.replace("\n3,", "\n\n\n3,").replace(",40,", ",old,")}, "column 'age', row 2: is not"),
@@ -304,7 +304,7 @@ def test_all_faults_of_the_tables_are_listed_together(tmp_path):
     with pytest.raises(DataError) as caught:
         read_party(folder_with(tmp_path / "a", nodes))
     for part in (
-        "nodes.csv: column 'id', row 3: the id is in an earlier row",
+        "nodes.csv: column 'id', row 3: the id is also in an earlier row",
         "nodes.csv: column 'age', row 2: is not a number",
         "nodes.csv: column 'score', row 2: is infinite",
         "nodes.csv: column 'split', row 1: must be one of train, validation, test",

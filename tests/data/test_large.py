@@ -23,7 +23,7 @@ from glasu.data.folders import write_party
 from glasu.data.graph import Graph, collect_edges
 from glasu.data.partition import partition
 from glasu.data.party import PartyData, Splits
-from glasu.data.preprocessing import mean_length
+from glasu.data.preprocessing import measure_mean_length
 from glasu.data.sources.catalog import load_data
 from glasu.data.sources.synthetic import draw_graph
 from glasu.errors import DataError
@@ -309,7 +309,7 @@ def test_the_mean_length_of_cached_features_is_the_one_in_memory():
     for form in ("dense", "sparse"):
         party = a_party(form)
         (opened,) = open_parties(write(Workspace(piece_bytes=40), [party]))
-        assert opened.mean_length() == mean_length(party.features)
+        assert opened.mean_length() == measure_mean_length(party.features)
 
 
 # Whole data sets

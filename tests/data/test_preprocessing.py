@@ -16,11 +16,11 @@ from sklearn.preprocessing import RobustScaler, StandardScaler
 from glasu.data.preprocessing import (
     LIMIT,
     Preparation,
+    choose_measured_rows,
     compact_features,
     fit_preparation,
-    mean_length,
+    measure_mean_length,
     measure_prepared,
-    measured_rows,
 )
 from glasu.errors import DataError
 from glasu.records import read_record, to_plain
@@ -215,7 +215,7 @@ def test_medians_of_a_large_graph_are_measured_at_evenly_spaced_nodes_and_ranges
     raw = np.random.default_rng(0).normal(5, 2, (count, 2)).astype(np.float32)
     raw[:, 1] = 0
     raw[1, 1] = 3  # not among the measured nodes
-    rows = measured_rows(count)
+    rows = choose_measured_rows(count)
     assert len(rows) == 1 << 16
     assert 1 not in rows
     preparation = fit_preparation(raw)
@@ -280,5 +280,5 @@ def test_a_preparation_that_cannot_be_applied_is_refused(fields):
 def test_a_huge_column_does_not_count_for_the_length_of_raw_rows(form):
     raw = np.random.default_rng(0).normal(size=(NODES, 6)).astype(np.float32)
     expected = np.linalg.norm(raw.astype(np.float64), axis=1).mean()
-    assert mean_length(form(raw)) == pytest.approx(expected)
-    assert mean_length(form(np.hstack([raw, matrix("timestamp")]))) == pytest.approx(expected)
+    assert measure_mean_length(form(raw)) == pytest.approx(expected)
+    assert measure_mean_length(form(np.hstack([raw, matrix("timestamp")]))) == pytest.approx(expected)

@@ -55,7 +55,7 @@ def test_differences_name_what_differs_and_by_how_much():
     assert compare_with_paper(fewer, "cora") == {"edges": (10000, 10556)}
     assert describe_size(fewer, "cora") == (
         "cora: 2708 nodes, 10000 directed edges, 1433 features, 7 classes; "
-        "unlike the paper's table: edges 10000 (paper: 10556)"
+        "different from the paper's table: edges 10000 (paper: 10556)"
     )
     assert describe_size(CORA, "cora").endswith("; equal to the paper's table")
     assert describe_size(fewer, "").startswith("the parties: 2708 nodes")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glasu.config import ModelConfig
-from glasu.model.aggregation import Aggregation, Concat, Mean, aggregation_of
+from glasu.model.aggregation import Aggregation, Concat, Mean, make_aggregation
 from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
@@ -163,7 +163,7 @@ def test_the_mean_keeps_the_precision_of_its_partials():
 
 @pytest.mark.parametrize(("name", "kind"), [("mean", Mean), ("concat", Concat)])
 def test_the_config_names_the_aggregation(name, kind):
-    assert aggregation_of(ModelConfig(aggregation=name), 3, 2) == kind(3, 2)
+    assert make_aggregation(ModelConfig(aggregation=name), 3, 2) == kind(3, 2)
 
 
 @pytest.mark.parametrize("kind", [Mean, Concat])

@@ -15,7 +15,7 @@ from glasu.data.party import Graph
 from glasu.errors import ConfigError
 from glasu.model.backbones import BACKBONES, build_backbone
 from glasu.model.layers import CustomLayer
-from glasu.model.sampler import Sampler, sampler_class
+from glasu.model.sampler import Sampler, find_sampler
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
 
@@ -85,7 +85,7 @@ def test_convolutions_without_self_loops_of_their_own_are_accepted():
 def sampler_with(weights: np.ndarray | None, backbone: str) -> Sampler:
     graph = Graph.from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]), 3, weights)
     config = RunConfig(model=ModelConfig(backbone=backbone), train=TrainConfig(sampler="neighbor", batch_size=1))
-    return sampler_class(config.train)(config, graph, 4)
+    return find_sampler(config.train)(config, graph, 4)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph, PartyData, Splits, mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
-from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.layers import Projection
 from glasu.model.sparse import SparseRows
-from glasu.model.split import ClientModel, input_scale, weights_digest
+from glasu.model.split import ClientModel, digest_weights, find_input_scale
 from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
@@ -119,7 +119,7 @@ def test_dropout_leaves_its_input_as_it_was_and_passes_gradients_through_the_mas
 
 def test_without_dropout_the_input_itself_is_returned():
     hidden = torch.randn(3, 2)
-    assert no_dropout()(hidden, 0) is hidden
+    assert make_no_dropout()(hidden, 0) is hidden
 
 
 def test_every_rate_that_the_config_allows_keeps_finite_values():
@@ -146,7 +146,7 @@ def test_a_model_is_a_function_of_its_seeds_and_leaves_torchs_generator_alone(ba
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     second = client_of(0, backbone=backbone, heads=2).learner.model
-    assert weights_digest(first.state_dict()) == weights_digest(second.state_dict())
+    assert digest_weights(first.state_dict()) == digest_weights(second.state_dict())
 
 
 def test_a_client_without_labels_has_no_classifier():
@@ -199,9 +199,9 @@ def test_the_layers_of_a_model_fit_together(backbone, aggregation, normalization
 def test_layer_normalisation_is_applied_to_what_later_layers_and_the_classifier_read():
     model = model_of(ModelConfig(num_layers=2, aggregation_layers=(1,), hidden=6, normalization="layer"))
     hidden = 5 + 3 * torch.randn(NODES, 6)
-    torch.testing.assert_close(model.layer_input(0, hidden, no_dropout()), hidden)
+    torch.testing.assert_close(model.layer_input(0, hidden, make_no_dropout()), hidden)
     for layer in (1, 2):
-        read = model.layer_input(layer, hidden, no_dropout())
+        read = model.layer_input(layer, hidden, make_no_dropout())
         torch.testing.assert_close(read, torch.nn.functional.layer_norm(hidden, (6,)))
 
 
@@ -244,30 +244,30 @@ def test_a_users_convolution_does_not_disturb_torchs_generator():
 def test_the_automatic_scale_brings_the_mean_length_of_a_filled_row_to_three(form):
     features = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     features[::5] = 0
-    scale = input_scale(ModelConfig(), mean_length(sp.csr_array(features) if form == "sparse" else features))
+    scale = find_input_scale(ModelConfig(), mean_length(sp.csr_array(features) if form == "sparse" else features))
     lengths = np.linalg.norm(features * scale, axis=1)
     assert lengths[lengths > 0].mean() == pytest.approx(3)
 
 
 def test_features_that_are_all_zero_keep_their_scale():
-    assert input_scale(ModelConfig(), mean_length(np.zeros((3, 2), np.float32))) == 1.0
+    assert find_input_scale(ModelConfig(), mean_length(np.zeros((3, 2), np.float32))) == 1.0
 
 
 def test_a_scale_in_the_config_is_used_as_it_is():
-    assert input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
+    assert find_input_scale(ModelConfig(input_scale=0.25), 7.0) == 0.25
     assert client_of(0, input_scale=0.25).data.preparation.input_scale == 0.25
 
 
 def test_the_digest_of_weights_is_the_sha256_of_their_bytes_in_the_order_of_names():
     b, a = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
     expected = hashlib.sha256(np.array([3, 1, 2], "<f4").tobytes()).hexdigest()
-    assert weights_digest({"b": b, "a": a}) == weights_digest({"a": a, "b": b}) == expected
+    assert digest_weights({"b": b, "a": a}) == digest_weights({"a": a, "b": b}) == expected
 
 
 def test_the_digest_reads_rows_however_they_lie_in_memory():
     weights = torch.randn(3, 4)
-    assert weights_digest({"w": weights.T.contiguous().T}) == weights_digest({"w": weights})
-    assert weights_digest({"w": weights}) != weights_digest({"w": weights + 1e-3})
+    assert digest_weights({"w": weights.T.contiguous().T}) == digest_weights({"w": weights})
+    assert digest_weights({"w": weights}) != digest_weights({"w": weights + 1e-3})
 
 
 def test_attention_is_dropped_by_draws_of_its_own_and_is_right_in_the_mean():
@@ -295,5 +295,5 @@ def test_in_training_all_shares_of_attention_pass_the_dropout_of_the_step_and_in
     hidden = torch.ones(NODES, 5)
     model.sublayer(0, hidden, None, block, drops)
     assert seen == [(2 * NODES, 0)]  # the ring's edges and the self loops, in one direction
-    plain = model.sublayer(0, hidden, None, block, no_dropout())
+    plain = model.sublayer(0, hidden, None, block, make_no_dropout())
     torch.testing.assert_close(plain, model.activation(model.layers[0](hidden, None, block)))

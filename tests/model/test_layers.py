@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.model import exact
 from glasu.model.backbones import BACKBONES
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, make_labels
-from glasu.model.dropout import no_dropout
+from glasu.model.dropout import make_no_dropout
 from glasu.model.layers import (
     CustomLayer,
     GATLayer,
@@ -28,10 +28,10 @@ from glasu.model.layers import (
     Layer,
     ResidualLayer,
     SAGELayer,
-    rows_of,
-    sparse_product,
+    multiply_sparse,
+    take_rows,
 )
-from glasu.model.sampler import Sampler, sampler_class
+from glasu.model.sampler import Sampler, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
@@ -293,7 +293,7 @@ def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape
     leaves = [[value.clone().requires_grad_() for value in (dense, plus)] for _ in range(2)]
     index = torch.from_numpy(np.stack(theirs.nonzero()))
     sparse = torch.sparse_coo_tensor(index, torch.from_numpy(theirs.data), shape, check_invariants=True)
-    got = sparse_product(ours, leaves[0][0], leaves[0][1], 0.3)
+    got = multiply_sparse(ours, leaves[0][0], leaves[0][1], 0.3)
     expected = torch.sparse.mm(sparse, leaves[1][0]) + 0.3 * leaves[1][1]
     (got * probe).sum().backward()
     (expected * probe).sum().backward()
@@ -308,15 +308,15 @@ def test_a_sparse_product_and_its_gradients_equal_those_of_torch_and_scipy(shape
 def test_the_sparse_product_has_the_gradient_that_finite_differences_find(shape):
     _, matrix = random_rows(shape)
     dense, plus = (torch.randn(rows, 3, dtype=torch.float64, requires_grad=True) for rows in (shape[1], shape[0]))
-    assert torch.autograd.gradcheck(lambda *values: sparse_product(matrix, *values, 0.7), (dense, plus))
-    torch.testing.assert_close(sparse_product(matrix, dense), torch.from_numpy(matrix.toarray()) @ dense)
+    assert torch.autograd.gradcheck(lambda *values: multiply_sparse(matrix, *values, 0.7), (dense, plus))
+    torch.testing.assert_close(multiply_sparse(matrix, dense), torch.from_numpy(matrix.toarray()) @ dense)
 
 
 def test_the_gradient_of_a_sparse_product_may_arrive_transposed():
     _, matrix = random_rows((4, 6))
     dense = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     probe = torch.randn(3, 4, dtype=torch.float64)
-    (sparse_product(matrix, dense).T * probe).sum().backward()
+    (multiply_sparse(matrix, dense).T * probe).sum().backward()
     torch.testing.assert_close(dense.grad, torch.from_numpy(matrix.toarray()).T @ probe.T)
 
 
@@ -347,7 +347,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     )
     train = TrainConfig(sampler="neighbor", batch_size=0)  # the graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
-    return model, sampler_class(run.train)(run, graph, 0)
+    return model, find_sampler(run.train)(run, graph, 0)
 
 
 def computed(model: ClientModel, sampler: Sampler, features: Hidden | exact.FeatureRows, targets: np.ndarray) -> Tensor:
@@ -373,7 +373,7 @@ def finished(step: exact.ExactInference) -> Tensor:
 
 
 def in_memory(features: Hidden) -> exact.FeatureRows:
-    return exact.FeatureRows(features.shape, lambda nodes: rows_of(features, nodes), None)
+    return exact.FeatureRows(features.shape, lambda nodes: take_rows(features, nodes), None)
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -385,10 +385,10 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     model, sampler = exact_setting(backbone, graph, residual=residual)
     dense = torch.randn(NODES, 5) * (torch.rand(NODES, 5) < 0.4)
     features = dense if form == "dense" else SparseRows.of(sp.csr_array(dense.numpy()))
-    hidden, initial = model.encode(features, no_dropout())
+    hidden, initial = model.encode(features, make_no_dropout())
     targets = np.array([0, 1, 2, 4, 5, 7, 8, 9, 12])
     at_rows = None if initial is None else initial[torch.from_numpy(targets)]
-    whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), no_dropout())
+    whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), make_no_dropout())
     sampler.chunk_rows = 2
     sampler.chunk_edges = 7
     torch.testing.assert_close(computed(model, sampler, features, targets), whole, **CLOSE)
@@ -512,17 +512,17 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
         config, num_clients=2, num_features=5, num_outputs=3, stream=lambda name, layer: Stream(0, name, layer=layer)
     )
     run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
-    sampler, features = sampler_class(run.train)(run, graph, 0), torch.randn(NODES, 5)
+    sampler, features = find_sampler(run.train)(run, graph, 0), torch.randn(NODES, 5)
     stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
     step = exact.ExactInference(model, sampler, in_memory(features) if form == "in memory" else stored, nodes)
     hidden = finished(step)
     everything = np.arange(NODES)
-    expected, initial = model.encode(features, no_dropout())
+    expected, initial = model.encode(features, make_no_dropout())
     for layer, targets in enumerate((everything, nodes)):
         rows = None if initial is None else initial[torch.from_numpy(targets)]
-        expected = model.sublayer(layer, expected, rows, sampler.exact_block(targets), no_dropout())
+        expected = model.sublayer(layer, expected, rows, sampler.exact_block(targets), make_no_dropout())
     torch.testing.assert_close(hidden, expected, **CLOSE)
-    torch.testing.assert_close(step.logits(hidden), model.classify(expected, no_dropout()), **CLOSE)
+    torch.testing.assert_close(step.logits(hidden), model.classify(expected, make_no_dropout()), **CLOSE)
     assert not hidden.requires_grad
 
 

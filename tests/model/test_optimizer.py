@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.model.optimizer import Optimizer, schedule_factor
+from glasu.model.optimizer import Optimizer, find_schedule_factor
 
 ROUNDS = 40
 
@@ -26,7 +26,9 @@ def test_a_schedule_is_that_of_torch(schedule, scheduler):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     follower = scheduler(optimizer)
     for round_index in range(ROUNDS):
-        assert 0.3 * schedule_factor(config, round_index) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        assert 0.3 * find_schedule_factor(config, round_index) == pytest.approx(
+            optimizer.param_groups[0]["lr"], abs=1e-12
+        )
         optimizer.step()
         follower.step()
 

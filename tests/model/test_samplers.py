@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
-from glasu.model.sampler import SAMPLERS, Sampler, sampler_class, training_batch
+from glasu.model.sampler import SAMPLERS, Sampler, draw_batch, find_sampler
 from glasu.randomness import Stream
 from glasu.wire.encodings import SINGLE
 
@@ -35,7 +35,7 @@ def star(degree: int) -> Graph:
 
 def sampler(graph: Graph, client: int = 0, **train: object) -> Sampler:
     config = RunConfig(train=TrainConfig(**{"sampler": "neighbor", "fanout": 2, "batch_size": 4, **train}))
-    return sampler_class(config.train)(config, graph, client)
+    return find_sampler(config.train)(config, graph, client)
 
 
 def keys(count: int) -> Iterator[int]:
@@ -287,7 +287,7 @@ def chain(blocks, hidden: np.ndarray) -> np.ndarray:
 def test_rows_that_a_client_neither_shares_nor_reads_are_left_out_and_nothing_else_changes(kind, aggregation_layers):
     graph, train = ring(40), TrainConfig(sampler=kind, fanout=2, batch_size=0)
     config = RunConfig(model=ModelConfig(aggregation_layers=aggregation_layers), train=train)
-    client = sampler_class(config.train)(config, graph, 0)
+    client = find_sampler(config.train)(config, graph, 0)
     for batch in (np.array([3, 7]), np.array([3, 7]), np.array([20])):
         nodes, draws = [batch], []
         for layer in reversed(range(4)):
@@ -335,24 +335,24 @@ def block_of(client: Sampler):
 
 def test_a_batch_is_a_sorted_part_of_the_training_nodes_the_same_for_everyone():
     config, nodes = RunConfig(train=TrainConfig(batch_size=5)), np.arange(3, 60, 3)
-    batches = [training_batch(config, nodes, index) for index in range(4)]
+    batches = [draw_batch(config, nodes, index) for index in range(4)]
     for index, batch in enumerate(batches):
         assert len(batch) == 5
         assert (np.diff(batch) > 0).all()
         assert np.isin(batch, nodes).all()
-        np.testing.assert_array_equal(batch, training_batch(config, nodes, index))
+        np.testing.assert_array_equal(batch, draw_batch(config, nodes, index))
     assert len({tuple(batch.tolist()) for batch in batches}) == 4
 
 
 @pytest.mark.parametrize("size", [0, 19, 100])
 def test_a_batch_of_zero_or_too_many_is_all_training_nodes(size):
     nodes = np.arange(3, 60, 3)
-    np.testing.assert_array_equal(training_batch(RunConfig(train=TrainConfig(batch_size=size)), nodes, 1), nodes)
+    np.testing.assert_array_equal(draw_batch(RunConfig(train=TrainConfig(batch_size=size)), nodes, 1), nodes)
 
 
 def test_over_the_rounds_every_training_node_is_in_the_batch_equally_often():
     config, nodes = RunConfig(train=TrainConfig(batch_size=2)), np.arange(5)
-    counts = Counter(tuple(training_batch(config, nodes, index).tolist()) for index in range(2000))
+    counts = Counter(tuple(draw_batch(config, nodes, index).tolist()) for index in range(2000))
     assert_uniform(counts, 10)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
-from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.fused.gcnii import FusedStep, FusedWeights
 from glasu.model.optimizer import Optimizer, lay_out_weights
 from glasu.model.sparse import SparseRows
@@ -46,7 +46,7 @@ def model_of(dtype: torch.dtype = torch.float64, **keys: object) -> ClientModel:
 
 
 def dropout_of(rate: float) -> Dropout:
-    return Dropout(rate, lambda layer: Stream(1, "dropout", layer=layer)) if rate else no_dropout()
+    return Dropout(rate, lambda layer: Stream(1, "dropout", layer=layer)) if rate else make_no_dropout()
 
 
 def block_of(model: ClientModel, layer: int) -> Block:
@@ -203,7 +203,7 @@ def test_nothing_changes_before_all_gradients_are_known():
     weights, inputs = FusedWeights.of(model, in_place=True), inputs_of(model)
     assert weights is not None
     before = [weight.detach().clone() for weight in model.parameters()]
-    passing = FusedStep(weights, inputs, no_dropout(), (1.0, -0.1))
+    passing = FusedStep(weights, inputs, make_no_dropout(), (1.0, -0.1))
     found: Tensor | None = passing.backward_classifier(torch.ones_like(forward(passing)))
     for layer in reversed(range(LAYERS)):
         assert found is not None
@@ -218,7 +218,7 @@ def test_nothing_changes_before_all_gradients_are_known():
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_fused_step_does_not_read_the_gradients_that_it_overwrites(dense):
     model = model_of()
-    passing = fused(model, inputs_of(model, dense=dense), no_dropout())
+    passing = fused(model, inputs_of(model, dense=dense), make_no_dropout())
     for weight in model.parameters():
         assert weight.grad is not None
         weight.grad.fill_(torch.nan)
@@ -230,7 +230,7 @@ def test_what_is_not_a_number_stays_so():
     model = model_of()
     assert model.encoder is not None
     nn.init.constant_(model.encoder.bias, torch.nan)
-    assert forward(fused(model, inputs_of(model), no_dropout())).isnan().all()
+    assert forward(fused(model, inputs_of(model), make_no_dropout())).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_layers_with_another_order_of_sums_or_another_weight_use_autograd(keys):
 
 def test_a_way_that_only_goes_forward_keeps_no_tape():
     model = model_of(backbone="gcn")
-    passing = AutogradStep(model, inputs_of(model), no_dropout(), recording=False)
+    passing = AutogradStep(model, inputs_of(model), make_no_dropout(), recording=False)
     assert not forward(passing).requires_grad
     assert not passing._tapes
 
@@ -259,7 +259,7 @@ def test_a_way_that_only_goes_forward_keeps_no_tape():
 def test_the_backbone_and_the_settings_decide_which_step_is_made(keys, kind):
     model = model_of(**keys)
     steps = Steps(model, Optimizer(RunConfig(), model))
-    assert type(steps.make(inputs_of(model), no_dropout())) is kind
+    assert type(steps.make(inputs_of(model), make_no_dropout())) is kind
 
 
 def test_blocks_that_are_held_dense_use_autograd():
@@ -268,7 +268,7 @@ def test_blocks_that_are_held_dense_use_autograd():
     first = dataclasses.replace(inputs.blocks[0], dense=inputs.blocks[0].matrix.toarray())
     inputs = dataclasses.replace(inputs, blocks=(first, *inputs.blocks[1:]))
     steps = Steps(model, Optimizer(RunConfig(), model))
-    assert type(steps.make(inputs, no_dropout())) is AutogradStep
+    assert type(steps.make(inputs, make_no_dropout())) is AutogradStep
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -25,7 +25,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from glasu import registry
 from glasu.config import TrainConfig
 from glasu.errors import ConfigError
-from glasu.model.task import TASKS, Multiclass, Task, task_of
+from glasu.model.task import TASKS, Multiclass, Task, make_task
 from glasu.protocol.client import Client
 from glasu.timing import Stopwatch
 from support.tiny import settings as tiny_settings
@@ -160,7 +160,7 @@ def random_logits(name: str, nodes: int = 40, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_config_names_the_task(name):
-    assert type(task_of(TrainConfig(task=name))) is TASKS[name]
+    assert type(make_task(TrainConfig(task=name))) is TASKS[name]
 
 
 @pytest.mark.parametrize("name", TASKS)

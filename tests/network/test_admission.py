@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from glasu.network.admission import Admission
-from glasu.network.facts import server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from support.controls import pack_control
 from support.tiny import tiny
 
-FACTS = server_facts("training", parties=2)
+FACTS = collect_server_facts("training", parties=2)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_refusal_is_short_for_any_number_of_checkpoints_that_a_party_states(co
     error = refusal_of(admission, hello(rounds={10**9 + index: "x" * 64 for index in range(count)}))
     assert error.code == (Code.NO_COMMON_CHECKPOINT if count < 100 else Code.INVALID_PAYLOAD)
     assert len(str(error)) <= 2 * MAX_REASON
-    assert len(printable(error.public_message, MAX_REASON)) <= MAX_REASON + 3  # what is sent
+    assert len(make_printable(error.public_message, MAX_REASON)) <= MAX_REASON + 3  # what is sent
 
 
 def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_of_control_messages(tmp_path):

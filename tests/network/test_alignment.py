@@ -14,7 +14,7 @@ from glasu.data.alignment_file import ALIGNMENT_FILE, read_alignment
 from glasu.data.folders import find_query_nodes, read_party
 from glasu.errors import AlignmentError, ConfigError, ProtocolError
 from glasu.network.alignment_party import AlignmentParty
-from glasu.network.facts import party_facts
+from glasu.network.facts import collect_party_facts
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.join import PartyPerformer
 from glasu.network.options import JoinOptions
@@ -124,12 +124,12 @@ def test_the_facts_of_aligned_parties_are_equal_and_are_no_digests_that_the_serv
     plain = [read_party(folder) for folder in folders]
     align_folders(folders, AlignmentOptions(secrets=SECRETS))
     parties = [read_party(folder) for folder in folders]
-    stated = [party_facts(party, "training") for party in parties]
+    stated = [collect_party_facts(party, "training") for party in parties]
     assert len({(facts.alignment, facts.id_set, facts.id_order) for facts in stated}) == 1
     guessed = {dataclasses.replace(party, alignment_key=None) for party in (*parties, *plain)}
     known = {digest for party in guessed for digest in (party.ids_digest(), party.set_digest)}
     assert not known & {stated[0].id_set, stated[0].id_order, stated[0].alignment}
-    assert party_facts(plain[0], "training").alignment == "none"
+    assert collect_party_facts(plain[0], "training").alignment == "none"
 
 
 def test_a_party_of_another_alignment_is_refused(folders, kits, tmp_path):
@@ -172,7 +172,7 @@ def test_a_set_above_the_limit_of_a_party_stops_the_alignment(cluster, folders):
     server = cluster.serve_alignment()
     roles = [cluster.align_with(*each, max_ids=20) for each in zip("abc", folders, SECRETS, strict=True)]
     errors = [role.error() for role in roles]
-    assert any(isinstance(error, AlignmentError) and "the limit is 20 here" in str(error) for error in errors)
+    assert any(isinstance(error, AlignmentError) and "the limit here is 20" in str(error) for error in errors)
     assert server.error() is not None
     assert not any((folder / ALIGNMENT_FILE).exists() for folder in folders)
 

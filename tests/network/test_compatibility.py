@@ -19,18 +19,18 @@ from glasu.network.compatibility import (
     compare_facts,
     compare_settings,
     describe_builds,
+    format_columns,
     refuse_differences,
-    two_columns,
 )
-from glasu.network.facts import LABELS, server_facts
+from glasu.network.facts import LABELS, collect_server_facts
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove
-from glasu.protocol.message_bytes import format_number
+from glasu.protocol.message_bytes import compute_format_number
 from glasu.registry import Extension
-from glasu.report import versions
+from glasu.report import list_versions
 from support.cluster import Cluster
 from support.tiny import tiny
 
@@ -54,7 +54,7 @@ PARTY = {
 
 
 def facts(**changes):
-    stated = server_facts("training", parties=3, **PARTY)
+    stated = collect_server_facts("training", parties=3, **PARTY)
     return replace(stated, **{"glasu": "1.0", "numpy": "2.0", "numpy_build": "2.0", **changes})
 
 
@@ -150,7 +150,7 @@ def test_a_party_without_data_is_a_warning_and_the_others_are_compared():
 
 def test_a_comparison_has_two_columns():
     differences = compare_settings({"a": {"nodes": 2708, "long": "x" * 200}, "the server": {"nodes": 2707}})
-    lines = two_columns(differences)
+    lines = format_columns(differences)
     assert lines[0].split() == ["a", "the", "server"]
     assert lines[1].split() == ["nodes", "2708", "2707"]
     assert lines[2].endswith("(nothing)")
@@ -239,8 +239,8 @@ def test_a_party_with_other_nodes_splits_or_classes_is_refused_with_a_table_at_b
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"message_format": 1}, f"message format: the server {format_number()}, b 1"),
-        ({"glasu": "0.0.1"}, f"glasu: the server {versions()['glasu']}, b 0.0.1"),
+        ({"message_format": 1}, f"message format: the server {compute_format_number()}, b 1"),
+        ({"glasu": "0.0.1"}, f"glasu: the server {list_versions()['glasu']}, b 0.0.1"),
         ({"numpy": "0.0.1"}, ", b 0.0.1"),
         ({"torch": "0.0.1"}, "torch: a "),
         (
@@ -275,7 +275,7 @@ def test_a_party_that_leaves_out_a_fact_is_refused(name, kits, tmp_path):
 
 def test_another_build_of_the_same_version_is_accepted_and_reported_to_all_once(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
-    cluster, torch = Cluster(config, parties, kits, tmp_path), versions()["torch"].partition("+")[0]
+    cluster, torch = Cluster(config, parties, kits, tmp_path), list_versions()["torch"].partition("+")[0]
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
     b = cluster.join("b", stating(torch_build=f"{torch}+other", numpy_build="x"))
@@ -284,10 +284,10 @@ def test_another_build_of_the_same_version_is_accepted_and_reported_to_all_once(
         role.outcome()
     server.outcome()
     for who in ("server", *"ab"):
-        found = [line for line in cluster.lines[who] if line.startswith("b: another build than at a")]
+        found = [line for line in cluster.lines[who] if line.startswith("b: its build differs from that at a")]
         assert len(found) == 1
-        assert f"torch build: a {versions()['torch']}, b {torch}+other" in found[0]
-        assert any("b: another build than at the server" in line for line in cluster.lines[who])
+        assert f"torch build: a {list_versions()['torch']}, b {torch}+other" in found[0]
+        assert any("b: its build differs from that at the server" in line for line in cluster.lines[who])
 
 
 def with_clients(welcome, count):
@@ -456,7 +456,7 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
         role.outcome()
     server.outcome()
     assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with these
-    with pytest.raises(ConfigError, match=r"holds a finished run with other settings .* a expects 0.25, the server"):
+    with pytest.raises(ConfigError, match=r"holds a finished run whose settings differ .* a expects 0.25, the server"):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 

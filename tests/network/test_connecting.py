@@ -118,7 +118,7 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
 
 
 def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
-    for code, advice in (("UNKNOWN_NAME", "Give the right name"), ("NOTHING_LISTENS", "Start the server")):
+    for code, advice in (("UNKNOWN_NAME", "Give the correct name"), ("NOTHING_LISTENS", "Start the server")):
         server = Server((Disconnection(ConnectionCode[code]),))
         with pytest.raises(AbsenceError, match=f"saved work is kept. {advice}"):
             server.session(wait=0.0).open()
@@ -222,7 +222,7 @@ def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     server.lines[0].deliver(CLOSED)
     with pytest.raises(TrainingError, match="the run was stopped: enough"):
         session.receive(Receive((Joint,), key(0, 0)))
-    assert sum("it serves another run than" in line for line in server.log) == 1
+    assert sum("it does not serve run" in line for line in server.log) == 1
 
 
 def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offers_now():
@@ -238,7 +238,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([welcome(protocol=7)], f"speaks session protocol '7', this side {PROTOCOL}"),
+        ([welcome(protocol=7)], f"uses session protocol '7', this side {PROTOCOL}"),
         ([welcome(server="s" * 65)], "server: has length 65"),
         ([welcome(received=-1)], "received=-1: must lie in"),
         ([welcome(payload=[])], r"payload=\[\]: must be an object"),
@@ -249,7 +249,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([b"\xff" * 40], "unknown kind 255"),
         ([pack_frame(CONTROL, b"[" * 50_000)], "control frame: is nested too deeply"),
         ([unnumbered("x")], "control message of unknown kind 'x'"),
-        (numbered(BEGIN), "a frame came before the welcome"),
+        (numbered(BEGIN), "received a frame before the welcome"),
         ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
         (
             [welcome(), *numbered(("ProposedAttempt", {"number": 1}))],
@@ -262,7 +262,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ),
         ([unnumbered("Stopped", reason="x")], "control message 'Stopped': code: is missing"),
         ([welcome(), *numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
-        ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "frame 2 came, but 1 is the next one"),
+        ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "expected frame 1, got frame 2"),
         ([welcome(), pack_frame(ACK, acknowledged=9)], "frame 9 is acknowledged"),
     ],
 )

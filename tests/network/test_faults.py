@@ -101,7 +101,7 @@ def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tm
     elsewhere = Cluster(config, parties, kits, tmp_path / "elsewhere", cluster.port)
     wrong = elsewhere.serve(wait=8.0)
     for name in "abc":
-        cluster.until(name, "it serves another run than")
+        cluster.until(name, "it does not serve run")
     assert "Check the server's --out" in str(wrong.error())
     again = cluster.serve()
     for role in roles:
@@ -302,7 +302,7 @@ def test_an_absent_party_is_named(kits, tmp_path):
         assert isinstance(error, (AbsenceError, TrainingError))
         assert error.exit_code == 1  # the input was good
         assert "waited 13 s for b, c to join" in str(error)
-    assert any("waiting for b, c to join since 1" in line for line in cluster.lines["a"])
+    assert any("waiting for b, c to join for 1" in line for line in cluster.lines["a"])
 
 
 def test_without_a_server_a_party_says_so(kits, tmp_path):
@@ -358,7 +358,7 @@ def test_a_copied_folder_takes_over_and_the_first_one_does_not_come_back(kits, t
     copy = cluster.join("a", out="copy")
     error = a.error()
     assert isinstance(error, ConfigError)
-    assert "has taken its place" in str(error)
+    assert "has replaced it" in str(error)
     for _ in range(3):
         refused_clone(cluster, "a", "a")
     for role in (copy, cluster.join("b"), cluster.join("c")):
@@ -518,7 +518,7 @@ def test_a_party_that_restarts_at_the_end_gets_its_result_and_the_run_is_finishe
 
     server = cluster.serve(Meanwhile)
     a, b, c = (cluster.join(name) for name in "abc")
-    assert "taken its place" in str(b.error())
+    assert "has replaced it" in str(b.error())
     served = server.outcome()
     assert_same_end(served, simulate_with_secrets(parties, config).report)
     reports = [role.outcome() for role in (a, again[0], c)]

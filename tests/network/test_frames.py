@@ -201,9 +201,9 @@ def test_a_long_control_message_is_refused_before_it_is_parsed():
 
 def test_a_gap_in_the_numbers_and_an_ack_of_what_was_not_sent_are_refused():
     channel = Channel()
-    with pytest.raises(ProtocolError, match="frame 2 came, but 1 is the next"):
+    with pytest.raises(ProtocolError, match="expected frame 1, got frame 2"):
         channel.accept(read_frame(pack_frame(CONTROL, pack_control(Notice("x")), number=2)))
-    with pytest.raises(ProtocolError, match="frame 1 is acknowledged, but 0 was the last one sent"):
+    with pytest.raises(ProtocolError, match="frame 1 is acknowledged, but 0 was the last frame sent"):
         channel.accept(read_frame(pack_frame(ACK, acknowledged=1)))
     assert channel.received == 0
 

@@ -80,7 +80,7 @@ def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(
     before = kept(stopped)
     error = stopped.join("a", fresh=True).error()
     assert isinstance(error, ConfigError)
-    assert "start the server with --fresh, too" in str(error)
+    assert "start the server with --fresh as well" in str(error)
     assert kept(stopped) == before
     for role in [stopped.join(name) for name in "abc"]:
         role.outcome()

@@ -259,7 +259,7 @@ def test_two_contents_under_one_key_end_the_run_whatever_the_policy_is(policy, k
     server = cluster.serve(on_invalid_message=policy)
     roles = [cluster.join(name, performer=Equivocating if name == "b" else PartyPerformer) for name in "abc"]
     for role in (server, *roles):
-        assert "came with two different contents" in str(role.error())
+        assert "received with two contents" in str(role.error())
         assert "party 'b'" in str(role.error())
     report, _ = cluster.run()
     assert_same_end(report, simulate_with_secrets(parties, config).report)

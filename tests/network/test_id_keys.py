@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, ProtocolError
-from glasu.network.facts import list_pairs_without_tags, party_facts, resolve_tags
+from glasu.network.facts import collect_party_facts, list_pairs_without_tags, resolve_tags
 from glasu.network.id_keys import IdKeys
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
@@ -29,8 +29,8 @@ def state(parties):
     keys = {party.name: IdKeys() for party in parties}
     shares = {name: own.share for name, own in keys.items()}
     for name, own in keys.items():
-        own.take_shares(name, shares)
-    return {party.name: party_facts(party, "training", keys[party.name]) for party in parties}
+        own.store_shares(name, shares)
+    return {party.name: collect_party_facts(party, "training", keys[party.name]) for party in parties}
 
 
 def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not():
@@ -46,11 +46,11 @@ def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not():
 
 def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal():
     parties = named(tiny_parties())
-    facts = {party.name: party_facts(party, "training", IdKeys()) for party in parties}
+    facts = {party.name: collect_party_facts(party, "training", IdKeys()) for party in parties}
     assert len(list_pairs_without_tags(facts)) == 6
     assert len({each.id_order for each in resolve_tags(facts).values()}) == 1
     assert list_pairs_without_tags(state(parties)) == []
-    restarted = {**state(parties), "c": party_facts(parties[2], "training", IdKeys())}
+    restarted = {**state(parties), "c": collect_party_facts(parties[2], "training", IdKeys())}
     assert set(list_pairs_without_tags(restarted)) == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
 
 
@@ -70,8 +70,8 @@ def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_l
 @pytest.mark.parametrize("share", ["", "00" * 32, "zz", "ab" * 31])
 def test_a_share_that_is_no_key_is_refused(share):
     keys = IdKeys()
-    keys.take_shares("a", {"a": keys.share, "b": share})
-    with pytest.raises(ProtocolError, match="the share of party 'b' is no key"):
+    keys.store_shares("a", {"a": keys.share, "b": share})
+    with pytest.raises(ProtocolError, match="the share of party 'b' is not a valid X25519 key"):
         keys.make_tags(tiny_parties()[0])
 
 

@@ -135,7 +135,7 @@ def test_a_party_refuses_a_peer_whose_ledger_was_cut_if_the_server_forgets(kits,
     assert any(isinstance(error, LedgerError) for error in errors)
     for error in (*errors, server.error()):
         assert "party 'b'" in str(error)
-        assert "its ledger is not the one that it showed before" in str(error)
+        assert "its ledger differs from the one that it stated before" in str(error)
 
 
 def test_a_changed_ledger_is_refused_at_its_party(stopped):
@@ -163,7 +163,7 @@ def test_a_server_that_leaves_out_a_ledger_is_noticed(kits, tmp_path):
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
     error = cluster.join("b", role=ForgetsOneLedger).error()
     assert isinstance(error, ProtocolError)
-    assert "did not pass on the ledger of a" in str(error)
+    assert "did not forward the ledger head of a" in str(error)
     for role in (server, a, c):
         assert role.error() is not None
 

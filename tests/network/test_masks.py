@@ -248,7 +248,9 @@ def test_a_signature_counts_only_with_the_certificate_and_the_pinned_key_of_its_
         "b", stranger.certificate, stranger.sign(CONTENT), CONTENT
     )
     wrong = dataclasses.replace(open_kit(own_kits / "a"), pins={"b": "0" * 24, "c": "0" * 24})
-    assert "another key than the pinned one" in KitSigner(wrong).find_error("b", peer.certificate, signature, CONTENT)
+    assert "for a key that is not the pinned one" in KitSigner(wrong).find_error(
+        "b", peer.certificate, signature, CONTENT
+    )
     unpinned = dataclasses.replace(open_kit(own_kits / "a"), pins={})
     assert "is not pinned here" in KitSigner(unpinned).find_error("b", peer.certificate, signature, CONTENT)
 

@@ -208,7 +208,7 @@ def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(
 @pytest.mark.parametrize(
     ("proposed", "words"),
     [
-        (("a", "b"), "proposed a prediction by a, b; expected parties of a, b, c in this order, c among"),
+        (("a", "b"), "proposed a prediction by a, b; expected some of a, b, c in this order, including c"),
         (("c", "a"), "in this order"),
         (("c", "d"), "proposed a prediction by c, d"),
         ((), "proposed a prediction by no party"),

@@ -13,7 +13,7 @@ import pytest
 
 from glasu.data.folders import find_query_nodes, write_party
 from glasu.errors import ConfigError, DataError, GlasuError, TransportError
-from glasu.network.compatibility import config_for_network
+from glasu.network.compatibility import prepare_config_for_network
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.join import PartyPerformer
 from glasu.network.prediction_party import PredictionParty
@@ -157,7 +157,7 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     for name in "ac":
         assert found[name].file is None
         assert found[name].scores.size == 0
-    assert any("party 'b' has the labels and receives the predictions" in line for line in cluster.lines["a"])
+    assert any("party 'b' has the labels and receives all predictions" in line for line in cluster.lines["a"])
 
 
 def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):
@@ -287,7 +287,7 @@ def test_a_server_does_not_predict_with_other_settings_or_parties_than_it_traine
 def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
     cluster, _ = trained(kits, tmp_path)
     other, path = cluster.config.replace(train={"learning_rate": 0.25}), tmp_path / "server" / "serving.json"
-    asked = config_for_network(other, ["a", "b", "c"])
+    asked = prepare_config_for_network(other, ["a", "b", "c"])
     path.write_text(json.dumps({**json.loads(path.read_text()), "digest": asked.digest()}))
     server = cluster.serve_prediction(config=other)
     error = cluster.predict_with("a", ASKED).error()

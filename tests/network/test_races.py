@@ -46,7 +46,7 @@ def test_the_expected_settings_may_leave_the_same_keys_to_the_preset(kits, tmp_p
         role.outcome()
     server.outcome()
     assert cluster.join("a", expect=config).outcome()["party"] == "a"  # it is finished, with one of the candidates
-    with pytest.raises(ConfigError, match="holds a finished run with other settings"):
+    with pytest.raises(ConfigError, match="holds a finished run whose settings differ"):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from glasu.errors import CheckpointError, DataError
-from glasu.network.facts import server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import (
     Code,
     HelloPayload,
@@ -26,7 +26,7 @@ from glasu.records import to_plain
 from glasu.registry import Extension
 
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
-FACTS = replace(server_facts("training", parties=3), extensions=(EXTENSION,))
+FACTS = replace(collect_server_facts("training", parties=3), extensions=(EXTENSION,))
 PAYLOADS = [
     HelloPayload(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
     HelloPayload(facts=FACTS, process=None, finished=ResultPayload(weights_sha256="ab"), only="00", fresh=True),

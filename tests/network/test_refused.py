@@ -30,7 +30,7 @@ from glasu.data.folders import write_party
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.transport import Listener
 from glasu.pki.authority import Signed, issue, make_authority
-from glasu.pki.kit import open_kit, pem
+from glasu.pki.kit import encode_pem, open_kit
 from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY
 from support.commands import GLASU
 from support.processes import SMALL_RUN
@@ -82,7 +82,7 @@ class Serving:
     def kit_with(self, signed: Signed):
         """Return party a's kit with another certificate and its key."""
         return self.kit_of(
-            pem(signed.certificate), signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            encode_pem(signed.certificate), signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         )
 
     def kit_of(self, certificate: bytes, key: bytes):

@@ -79,7 +79,7 @@ def test_a_missing_or_changed_secret_is_refused_on_resume(state, stopped, own_ki
         write_secret(own_kits / "b", bytes(32))
     stopped.kits = own_kits
     error = stopped.join("b").error()
-    said = {"missing": "is missing", "changed": "is not the one with which this run began"}[state]
+    said = {"missing": "is missing", "changed": "has changed since this run began"}[state]
     assert isinstance(error, ConfigError)
     assert str(error) == (
         f"{own_kits / 'b' / SECRET}: {said}; restore it, or start over with --fresh at the server and at every party."

@@ -131,7 +131,7 @@ def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchan
     damage(checkpoints(stopped, name)[-1])
     report, _ = stopped.run()
     assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
-    assert any("not used:" in line and "is damaged or was exchanged" in line for line in stopped.lines[name])
+    assert any("not used:" in line and "is damaged or was replaced" in line for line in stopped.lines[name])
     assert any("continuing after round 2." in line for line in stopped.lines["server"])
     assert not any("continuing after round 3." in line for line in stopped.lines["server"])
 
@@ -145,7 +145,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
     error = stopped.join("b").error()
     assert isinstance(error, GlasuError)  # it has no checkpoint left; the other roles keep theirs
     assert "none in common" in str(error)
-    assert sum("is damaged or was exchanged" in line for line in stopped.lines["b"]) == 2
+    assert sum("is damaged or was replaced" in line for line in stopped.lines["b"]) == 2
     last.write_bytes(older.read_bytes())
     older.write_bytes(content)
     roles = [stopped.join(name) for name in "abc"]

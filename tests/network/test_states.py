@@ -15,13 +15,13 @@ from glasu.network.states import (
     PeerState,
     RunEvent,
     RunState,
-    peer_machine,
-    run_machine,
+    make_peer_machine,
+    make_run_machine,
 )
 
 TABLES = {
-    "peer": (PEER_TRANSITIONS, PeerState, PeerEvent, peer_machine),
-    "run": (RUN_TRANSITIONS, RunState, RunEvent, run_machine),
+    "peer": (PEER_TRANSITIONS, PeerState, PeerEvent, make_peer_machine),
+    "run": (RUN_TRANSITIONS, RunState, RunEvent, make_run_machine),
 }
 LAST = {RunState.FAILED, RunState.LEAVING}  # the process ends
 
@@ -100,7 +100,7 @@ class Run(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run, self.peers, self.position = run_machine(), [peer_machine() for _ in range(3)], "gather"
+        self.run, self.peers, self.position = make_run_machine(), [make_peer_machine() for _ in range(3)], "gather"
 
     def present(self):
         """Return the parties that take part, as `Roster.present` does."""

@@ -15,8 +15,8 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.pki.authority import issue, make_authority
 from glasu.pki.certificate import read_certificate
-from glasu.pki.identity import SERVER_NAME, check_roster, identity_uri, name_in_uri, parse_hosts
-from glasu.pki.kit import pem
+from glasu.pki.identity import SERVER_NAME, check_roster, make_identity_uri, parse_hosts, read_name
+from glasu.pki.kit import encode_pem
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AUTHORITY = make_authority(NOW)
@@ -41,7 +41,7 @@ names = st.text(CHARACTERS, min_size=1, max_size=60).filter(legal)
 @given(names)
 def test_a_certificate_gives_back_the_name_it_was_issued_for(name):
     certificate = issue(AUTHORITY, name, ["localhost"], NOW, 1).certificate
-    found = read_certificate(pem(certificate))
+    found = read_certificate(encode_pem(certificate))
     assert found is not None
     assert found.name == name
     assert found.role == ("server" if name == SERVER_NAME else "party")
@@ -50,27 +50,27 @@ def test_a_certificate_gives_back_the_name_it_was_issued_for(name):
 @quick
 @given(names, names)
 def test_two_names_never_share_a_uri_and_every_uri_is_ascii(first, second):
-    assert (identity_uri(first) == identity_uri(second)) == (first == second)
-    assert identity_uri(first).isascii()
+    assert (make_identity_uri(first) == make_identity_uri(second)) == (first == second)
+    assert make_identity_uri(first).isascii()
 
 
 @quick
 @given(st.one_of(st.text(), st.text(string.printable).map("glasu:party:".__add__)))
 def test_a_uri_names_somebody_in_one_spelling_only(uri):
-    name = name_in_uri(uri)
-    assert name is None or identity_uri(name) == uri
+    name = read_name(uri)
+    assert name is None or make_identity_uri(name) == uri
 
 
 @pytest.mark.parametrize(
     "uri", ["", "glasu:", "glasu:party", "glasu:party:a b", "glasu:party:%61", "GLASU:party:a", "glasu:party:%ff", "a"]
 )
 def test_other_spellings_name_nobody(uri):
-    assert name_in_uri(uri) is None
+    assert read_name(uri) is None
 
 
 def test_a_party_cannot_take_the_name_of_the_server_by_its_uri():
-    assert name_in_uri("glasu:party:server") is None
-    assert name_in_uri("glasu:server") == SERVER_NAME
+    assert read_name("glasu:party:server") is None
+    assert read_name("glasu:server") == SERVER_NAME
 
 
 @quick

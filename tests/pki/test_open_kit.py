@@ -62,7 +62,7 @@ def test_a_kit_is_not_valid_before_its_clock_skew_nor_after_its_expiry(kits):
     for moment in (first, kit.expires):
         assert open_kit(kits / "a", now=moment).name == "a"
     refused(kits / "a", "certificate.pem", "expired on", "renewed", now=kit.expires + second)
-    refused(kits / "a", "not valid before", "is the clock right?", now=first - second)
+    refused(kits / "a", "not valid before", "is the clock correct?", now=first - second)
 
 
 def test_after_ten_years_the_ca_is_named(kits):
@@ -118,7 +118,7 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(copy):
     [
         ("key.pem", "does not belong to the certificate"),
         ("certificate.pem", "does not belong to the certificate"),
-        ("kit.toml", "name='b', but the certificate says 'a'"),
+        ("kit.toml", "name='b', but the certificate has 'a'"),
     ],
 )
 def test_files_of_two_kits_do_not_mix(kits, copy, name, said):
@@ -168,17 +168,17 @@ def test_a_party_cannot_be_made_a_server_by_editing_its_kit_toml(kits, copy):
     folder = copy("a")
     text = (folder / "kit.toml").read_text().replace('role = "party"', 'role = "server"')
     (folder / "kit.toml").write_text(text)
-    refused(folder, "role='server', but the certificate says 'party'")
+    refused(folder, "role='server', but the certificate has 'party'")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("expires", "2030-01-01T00:00:00Z", "expires='2030-01-01 00:00:00+00:00', but the certificate says"),
+        ("expires", "2030-01-01T00:00:00Z", "expires='2030-01-01 00:00:00+00:00', but the certificate has"),
         ("serial", '"1f"', "serial='1f'"),
         ("fingerprint", '"AB:CD"', "fingerprint='AB:CD'"),
         ("ca_fingerprint", '"AB:CD"', "ca_fingerprint='AB:CD'"),
-        ("hosts", '["example.org"]', "hosts=['example.org'], but the certificate says ['localhost', '127.0.0.1']"),
+        ("hosts", '["example.org"]', "hosts=['example.org'], but the certificate has ['localhost', '127.0.0.1']"),
     ],
 )
 def test_all_that_kit_toml_says_is_checked_against_the_certificate(copy, key, value, said):
@@ -234,6 +234,6 @@ def test_a_kit_of_another_schema_is_refused(copy):
 
 def test_what_is_no_kit_is_refused_with_a_hint(kits, tmp_path):
     refused(tmp_path / "nowhere", "no such folder")
-    refused(tmp_path, "is no kit")
-    refused(kits / "ca", "is no kit")
+    refused(tmp_path, "is not a kit")
+    refused(kits / "ca", "is not a kit")
     refused(kits, "holds several kits", "server")

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.pki.authority import Signed, issue, make_authority
-from glasu.pki.kit import Kit, open_kit, pem
+from glasu.pki.kit import Kit, encode_pem, open_kit
 from glasu.pki.refusal import find_refusal, read_peer_name
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 quick = settings(deadline=None)
 AUTHORITY = make_authority(NOW - 10 * DAY)
-GOOD = pem(issue(AUTHORITY, "a", (), NOW, 30).certificate)
+GOOD = encode_pem(issue(AUTHORITY, "a", (), NOW, 30).certificate)
 
 
 def a_kit(role: str, **changes: object) -> Kit:
@@ -31,8 +31,8 @@ def a_kit(role: str, **changes: object) -> Kit:
         folder=None,  # type: ignore[arg-type]
         role=role,  # type: ignore[arg-type]
         name="server" if role == "server" else "a",
-        ca_pem=pem(AUTHORITY.certificate),
-        certificate_pem=pem(own),
+        ca_pem=encode_pem(AUTHORITY.certificate),
+        certificate_pem=encode_pem(own),
         key_pem=b"",
         fingerprint="",
         serial=f"{own.serial_number:x}",
@@ -63,7 +63,7 @@ def odd(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     if usage:
         builder = builder.add_extension(x509.ExtendedKeyUsage(list(usage)), critical=False)
-    return pem(builder.sign(signer.key, SHA256()))
+    return encode_pem(builder.sign(signer.key, SHA256()))
 
 
 def self_signed() -> bytes:
@@ -80,24 +80,24 @@ REFUSED = {
     "a key instead": (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "cannot be read"),
     "two at once": (GOOD + GOOD, "cannot be read"),
     "self-signed": (self_signed(), "self-signed"),
-    "other CA": (pem(issue(make_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
+    "other CA": (encode_pem(issue(make_authority(NOW), "a", (), NOW, 3).certificate), "another CA ('CN=GLASU CA"),
     "our CA's name, another key": (
         odd("glasu:party:a", signer=Signed(AUTHORITY.certificate, make_authority(NOW).key)),
         "another CA",
     ),
-    "expired": (pem(issue(AUTHORITY, "a", (), NOW - 3 * DAY, 1).certificate), "expired on"),
-    "not yet valid": (pem(issue(AUTHORITY, "a", (), NOW + DAY, 1).certificate), "not valid before"),
-    "the CA itself": (pem(AUTHORITY.certificate), "names neither"),
+    "expired": (encode_pem(issue(AUTHORITY, "a", (), NOW - 3 * DAY, 1).certificate), "expired on"),
+    "not yet valid": (encode_pem(issue(AUTHORITY, "a", (), NOW + DAY, 1).certificate), "not valid before"),
+    "the CA itself": (encode_pem(AUTHORITY.certificate), "names neither"),
     "no SAN": (odd(), "names neither"),
     "foreign SAN": (odd("spiffe://example.org/a"), "names neither"),
     "two names": (odd("glasu:party:a", "glasu:party:b"), "names neither"),
     "second spelling": (odd("glasu:party:%61"), "names neither"),
-    "no usage": (odd("glasu:party:a", usage=()), "not for the use of a party"),
-    "the server's usage": (odd("glasu:party:a", usage=(SERVER,)), "not for the use of a party"),
-    "both usages": (odd("glasu:party:a", usage=(CLIENT, SERVER)), "not for the use of a party"),
+    "no usage": (odd("glasu:party:a", usage=()), "its key usage is not that of a party"),
+    "the server's usage": (odd("glasu:party:a", usage=(SERVER,)), "its key usage is not that of a party"),
+    "both usages": (odd("glasu:party:a", usage=(CLIENT, SERVER)), "its key usage is not that of a party"),
     "server kit as party": (SERVER_KIT.certificate_pem, "is a server's, and a party's is needed"),
-    "server's name for a party": (odd("glasu:server"), "not for the use of a server"),
-    "not on the roster": (pem(issue(AUTHORITY, "z", (), NOW, 3).certificate), "'z' is not on the roster (a, b)"),
+    "server's name for a party": (odd("glasu:server"), "its key usage is not that of a server"),
+    "not on the roster": (encode_pem(issue(AUTHORITY, "z", (), NOW, 3).certificate), "'z' is not on the roster (a, b)"),
     "an RSA key from nowhere": (
         odd(
             "glasu:party:a",
@@ -124,16 +124,16 @@ def test_a_party_of_the_roster_is_served():
 def test_a_revoked_certificate_is_refused_and_the_next_one_of_the_party_is_not():
     old, new = (issue(AUTHORITY, "a", (), NOW, 30).certificate for _ in range(2))
     kit = replace(SERVER_KIT, revoked=frozenset([f"{old.serial_number:x}"]))
-    reason = find_refusal(pem(old), kit, now=NOW)
+    reason = find_refusal(encode_pem(old), kit, now=NOW)
     assert "'a' is revoked" in reason
     assert f"{old.serial_number:x}" in reason
-    assert find_refusal(pem(new), kit, now=NOW) == ""
+    assert find_refusal(encode_pem(new), kit, now=NOW) == ""
 
 
 def test_a_party_talks_to_the_server_only():
     assert find_refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
     assert "is a party's, and a server's is needed" in find_refusal(GOOD, PARTY_KIT, now=NOW)
-    assert "not for the use of a server" in find_refusal(
+    assert "its key usage is not that of a server" in find_refusal(
         odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW
     )
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from glasu.errors import GlasuError
 from glasu.pki.fingerprint import format_fingerprint
-from glasu.pki.identity import identity_uri
+from glasu.pki.identity import make_identity_uri
 from glasu.pki.kit import CA, CERTIFICATE, KEY, MANIFEST, REQUEST, Kit, open_kit
 from glasu.pki.pins import PINS, add_pins
 from glasu.pki.provision import add, provision, renew, revoke
@@ -172,14 +172,14 @@ def change_byte(path: Path, place: int) -> None:
 
 
 def test_a_request_whose_signature_is_wrong_is_refused(tmp_path):
-    path = write_request(tmp_path / "r.pem", identity_uri("a"))
+    path = write_request(tmp_path / "r.pem", make_identity_uri("a"))
     assert read_request(path).name == "a"
     change_byte(path, -1)
-    refused(lambda: read_request(path), "r.pem: its signature .* is not valid, so it was changed on its way")
+    refused(lambda: read_request(path), "r.pem: its signature .* is not valid, so it was modified in transit")
 
 
 def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path):
-    path = write_request(tmp_path / "r.pem", identity_uri("a"))
+    path = write_request(tmp_path / "r.pem", make_identity_uri("a"))
     content = x509.load_pem_x509_csr(path.read_bytes()).public_bytes(Encoding.DER)
     forged = content.replace(b"glasu:party:a", b"glasu:party:b")
     assert forged != content
@@ -218,12 +218,12 @@ def test_a_request_for_a_wrong_name_is_refused(names, words, tmp_path):
     ids=["RSA 1024", "RSA 3072", "P-192", "P-384"],
 )
 def test_a_weak_key_or_one_of_another_kind_is_refused(key, tmp_path):
-    path = write_request(tmp_path / "r.pem", identity_uri("a"), key=key())
+    path = write_request(tmp_path / "r.pem", make_identity_uri("a"), key=key())
     refused(lambda: read_request(path), "its key is not ECDSA on P-256")
 
 
 def test_a_signature_with_another_hash_is_refused(tmp_path):
-    path = write_request(tmp_path / "r.pem", identity_uri("a"), algorithm=SHA384())
+    path = write_request(tmp_path / "r.pem", make_identity_uri("a"), algorithm=SHA384())
     refused(lambda: read_request(path), r"its signature \(ECDSA with SHA-256\) is not valid")
 
 
@@ -248,7 +248,7 @@ def test_a_second_key_for_a_name_is_refused_until_the_first_is_revoked(federatio
 
 
 def test_two_requests_for_one_name_are_refused_together(tmp_path):
-    requests = [write_request(tmp_path / name, identity_uri("a")) for name in ("1.pem", "2.pem")]
+    requests = [write_request(tmp_path / name, make_identity_uri("a")) for name in ("1.pem", "2.pem")]
     refused(
         lambda: sign_requests(tmp_path / "ca", requests, ["localhost"]), "1.pem, .*2.pem: are requests for one name"
     )
@@ -385,10 +385,10 @@ def test_a_second_pin_must_be_that_of_the_first(federation):
 @pytest.mark.parametrize(
     ("peers", "words"),
     [
-        ({"b": DIGITS[:19]}, "is no fingerprint of 20 to 64 hexadecimal digits"),
-        ({"b": "x" * 24}, "is no fingerprint"),
-        ({"b": "0" * 65}, "is no fingerprint"),
-        ({"b": ""}, "is no fingerprint"),
+        ({"b": DIGITS[:19]}, "is not a fingerprint of 20 to 64 hexadecimal digits"),
+        ({"b": "x" * 24}, "is not a fingerprint"),
+        ({"b": "0" * 65}, "is not a fingerprint"),
+        ({"b": ""}, "is not a fingerprint"),
         ({"a": DIGITS}, "'a' is the name in this kit"),
         ({"x/y": DIGITS}, "--peers x/y="),
     ],

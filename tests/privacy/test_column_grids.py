@@ -106,9 +106,9 @@ def test_an_empty_tensor_is_sent_and_changes_no_range():
 
 def test_without_agreed_keys_nothing_is_released():
     release = Release(use_for_all_kinds(Ring(32, M)))
-    with pytest.raises(ProtocolError, match="agreed on no keys; nothing was sent"):
+    with pytest.raises(ProtocolError, match="have not agreed on keys; nothing was sent"):
         release.tensor("representation", torch.ones(2, 2), key_of(0))
-    assert release.ledger.rows() == []
+    assert release.ledger.list_totals() == []
 
 
 def test_the_integers_stay_below_the_levels_of_a_party():

@@ -140,7 +140,7 @@ def test_a_changed_ciphertext_is_refused_or_decrypts_to_integers_without_a_crash
 
 
 def test_a_client_without_a_part_in_a_sum_sends_nothing():
-    with pytest.raises(ProtocolError, match="client 0 has no part in this sum; nothing was sent"):
+    with pytest.raises(ProtocolError, match="client 0 does not contribute to this sum; nothing was sent"):
         make_encryptions([MAKER, READER], (1,))[0](np.zeros((1, 1), np.uint32), key_of(0))
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from glasu.privacy.labels import keep_probability, randomize, randomize_training_labels
+from glasu.privacy.labels import compute_keep_probability, randomize_labels, randomize_training_labels
 from support.tiny import settings, simulate, tiny_parties
 
 NODES = np.arange(20_000)
@@ -18,9 +18,9 @@ SECRET = b"a secret of thirty-two bytes ..."
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
 def test_the_share_of_kept_labels_is_that_of_the_formula_and_the_others_are_uniform(num_classes, epsilon):
     labels = NODES % num_classes
-    found = randomize(labels, NODES, num_classes, epsilon, SECRET)
+    found = randomize_labels(labels, NODES, num_classes, epsilon, SECRET)
     kept = math.exp(epsilon) / (math.exp(epsilon) + num_classes - 1)
-    assert keep_probability(num_classes, epsilon) == pytest.approx(kept)
+    assert compute_keep_probability(num_classes, epsilon) == pytest.approx(kept)
     assert (found == labels).mean() == pytest.approx(kept, abs=5 * math.sqrt(kept * (1 - kept) / len(NODES)))
     moves = np.bincount((found - labels) % num_classes, minlength=num_classes)[1:]
     share = (1 - kept) / (num_classes - 1)
@@ -31,17 +31,20 @@ def test_the_share_of_kept_labels_is_that_of_the_formula_and_the_others_are_unif
 
 def test_the_draw_is_a_function_of_secret_node_and_label():
     labels = NODES % 3
-    first = randomize(labels, NODES, 3, 1.0, SECRET)
-    assert np.array_equal(first, randomize(labels, NODES, 3, 1.0, SECRET))
+    first = randomize_labels(labels, NODES, 3, 1.0, SECRET)
+    assert np.array_equal(first, randomize_labels(labels, NODES, 3, 1.0, SECRET))
     order = np.random.default_rng(0).permutation(len(NODES))
-    assert np.array_equal(first[order], randomize(labels[order], NODES[order], 3, 1.0, SECRET))
-    for other in (randomize(labels, NODES, 3, 1.0, SECRET[::-1]), randomize(labels, NODES + 1, 3, 1.0, SECRET)):
+    assert np.array_equal(first[order], randomize_labels(labels[order], NODES[order], 3, 1.0, SECRET))
+    for other in (
+        randomize_labels(labels, NODES, 3, 1.0, SECRET[::-1]),
+        randomize_labels(labels, NODES + 1, 3, 1.0, SECRET),
+    ):
         assert (first != other).mean() > 0.3
 
 
 def test_an_unknown_label_stays_unknown():
     labels = np.where(NODES % 2, NODES % 3, -1)
-    found = randomize(labels, NODES, 3, 0.1, SECRET)
+    found = randomize_labels(labels, NODES, 3, 0.1, SECRET)
     assert np.array_equal(found < 0, labels < 0)
 
 

@@ -172,13 +172,13 @@ def test_a_refused_release_is_not_entered():
     with pytest.raises(ConfigError, match="no more than 2"):
         enter(ledger)
     assert (ledger.head, len(lines.lines), rule.seen) == (before, 2, 2)
-    assert [row["releases"] for row in ledger.rows()] == [2]
+    assert [row["releases"] for row in ledger.list_totals()] == [2]
 
 
 def test_totals_begin_again_with_a_run_and_go_on_when_it_resumes():
     def count(ledger: Ledger) -> list[int]:
         enter(ledger)
-        return [row["releases"] for row in ledger.rows()]
+        return [row["releases"] for row in ledger.list_totals()]
 
     ledger = Ledger()
     ledger.begin("training", "00")
@@ -202,25 +202,25 @@ def test_totals_begin_again_with_a_run_and_go_on_when_it_resumes():
     ("later", "why"),
     [
         ({"length": 2}, "had 3 records before, and has 2 now"),
-        ({"chain": "3" * 64}, "its 3 records are not those of before"),
+        ({"chain": "3" * 64}, "its first 3 records have changed"),
     ],
 )
 def test_a_peer_whose_ledger_became_shorter_or_other_is_refused(later, why):
     ledger = Ledger()
-    ledger.remember({"b": HEAD})
+    ledger.record_heads({"b": HEAD})
     with pytest.raises(LedgerError, match=f"party 'b': .*{why}"):
-        ledger.remember({"b": replace(HEAD, **later)})
-    ledger.remember({"b": replace(HEAD, length=4, chain="3" * 64), "c": replace(HEAD, length=1)})
+        ledger.record_heads({"b": replace(HEAD, **later)})
+    ledger.record_heads({"b": replace(HEAD, length=4, chain="3" * 64), "c": replace(HEAD, length=1)})
 
 
 def test_a_peer_keeps_its_ledger_during_a_training_and_may_have_another_one_in_the_next():
     ledger, other = Ledger(), LedgerHead(ledger="4" * 64, length=1, chain="4" * 64)
-    ledger.remember({"b": HEAD}, scope="first training")
-    with pytest.raises(LedgerError, match="it is another ledger"):
-        ledger.remember({"b": other}, scope="first training")
-    ledger.remember({"b": other}, scope="second training")
+    ledger.record_heads({"b": HEAD}, scope="first training")
+    with pytest.raises(LedgerError, match="it is a different ledger"):
+        ledger.record_heads({"b": other}, scope="first training")
+    ledger.record_heads({"b": other}, scope="second training")
     with pytest.raises(LedgerError, match="had 3 records before, and has 1 now"):  # the first ledger again, cut
-        ledger.remember({"b": replace(HEAD, length=1)}, scope="third training")
+        ledger.record_heads({"b": replace(HEAD, length=1)}, scope="third training")
 
 
 def test_a_ledger_without_a_sink_reads_no_content():
@@ -229,4 +229,4 @@ def test_a_ledger_without_a_sink_reads_no_content():
 
     ledger = Ledger()
     ledger.record("losses", KEY, refuse, size=8, rows=1)
-    assert ledger.rows()[0]["bytes"] == 8
+    assert ledger.list_totals()[0]["bytes"] == 8

@@ -15,7 +15,15 @@ from scipy.stats import chisquare
 
 import glasu
 from glasu.errors import TrainingError
-from glasu.privacy.noise import Mechanism, RowNoise, ScoreRepair, draw_noise, make_words, noise_key, read_mechanism
+from glasu.privacy.noise import (
+    Mechanism,
+    RowNoise,
+    ScoreRepair,
+    derive_noise_key,
+    draw_noise,
+    make_words,
+    read_mechanism,
+)
 from glasu.secret import Secret
 from glasu.wire.message_key import Key, Phase
 
@@ -173,8 +181,8 @@ def test_the_ledger_names_the_mechanism():
 
 def test_the_key_of_noise_comes_from_the_secret_alone_or_from_the_public_seed():
     secret = Secret(SECRET)
-    assert noise_key(secret, 0) == noise_key(secret, 1) != noise_key(None, 0)
-    assert noise_key(None, 0) != noise_key(None, 1)
+    assert derive_noise_key(secret, 0) == derive_noise_key(secret, 1) != derive_noise_key(None, 0)
+    assert derive_noise_key(None, 0) != derive_noise_key(None, 1)
 
 
 def test_repair_reads_nothing_but_the_noisy_values():

@@ -33,7 +33,7 @@ def assert_refused(ledger: Ledger, rule: str, **release) -> None:
 def test_a_forbidden_kind_does_not_leave_and_the_error_names_the_rule():
     ledger = guard(forbid=("gradient",))
     enter(ledger)
-    assert_refused(ledger, r"policy.toml: forbid = \['gradient'\].*nothing of it left", kind="gradient")
+    assert_refused(ledger, r"policy.toml: forbid = \['gradient'\].*nothing was sent", kind="gradient")
 
 
 def test_a_release_without_content_is_allowed():
@@ -75,7 +75,7 @@ def test_releases_of_a_row_are_counted_by_kind_and_layer():
     ledger = guard(max_releases_per_row=2)
     enter(ledger, nodes=np.array([0, 1, 2, 3, 4]))
     enter(ledger, nodes=np.array([3, 4, 5, 6, 7]))
-    assert_refused(ledger, "max_releases_per_row = 2: a row of it was released 2 times", nodes=np.array([2, 4, 8]))
+    assert_refused(ledger, "max_releases_per_row = 2: one of its rows was released 2 times", nodes=np.array([2, 4, 8]))
     enter(ledger, nodes=np.array([0, 1, 9]))
     enter(ledger, key=KEY.at(3), nodes=np.array([3, 4]))
     enter(ledger, "probabilities", nodes=np.array([3, 4]))
@@ -96,7 +96,7 @@ def test_limits_count_the_entries_of_earlier_processes():
     rule = PolicyRule(policy)
     ledger = Ledger(Lines(), [rule])
     for record in earlier.read():
-        ledger.take(record)
+        ledger.count_record(record)
     assert_refused(ledger, "max_evaluations", key=KEY._replace(phase=Phase.EVALUATION, round=1))
 
 

@@ -88,7 +88,7 @@ def test_each_kind_of_tensor_travels_in_its_own_encoding(kind):
 def test_the_ledger_counts_the_bytes_that_travel(encoding, size):
     release = Release(use_for_all_kinds(encoding))
     release.tensor("representation", torch.randn(10, 4), KEY)
-    assert [(row["rows"], row["bytes"]) for row in release.ledger.rows()] == [(10, size)]
+    assert [(row["rows"], row["bytes"]) for row in release.ledger.list_totals()] == [(10, size)]
 
 
 def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger():
@@ -96,7 +96,7 @@ def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger()
     value[2, 1] = torch.nan
     with pytest.raises(TrainingError, match=r"training round 3 layer 1 .* client 0: .* not a finite number"):
         release.tensor("representation", value, KEY)
-    assert release.ledger.rows() == []
+    assert release.ledger.list_totals() == []
 
 
 def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
@@ -146,7 +146,7 @@ def test_only_the_kinds_that_have_a_masking_are_masked_and_the_ledger_says_which
     for kind in ("gradient", "probabilities"):
         assert (gate.tensor(kind, value, KEY).payload == 1).all()
     gate.tensor("representation", value, KEY)
-    found = {row["kind"]: row["protection"] for row in gate.ledger.rows()}
+    found = {row["kind"]: row["protection"] for row in gate.ledger.list_totals()}
     assert found == {"gradient": "none", "probabilities": "none", "representation": "masks"}
 
 
@@ -164,7 +164,7 @@ def test_each_kind_of_tensor_has_its_own_clip_and_noise():
     }
     for kind, wanted in expected.items():
         assert torch.equal(gate.tensor(kind, value, KEY, NODES).value, wanted)
-    found = {row["kind"]: row["protection"] for row in gate.ledger.rows()}
+    found = {row["kind"]: row["protection"] for row in gate.ledger.list_totals()}
     assert found == {
         "representation": "clip+noise+norm=0.5+multiplier=0.2",
         "gradient": "clip",
@@ -191,7 +191,7 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     assert release.node_sets([np.array([700, 5, 1])], KEY)[0].tolist() == [1, 5, 700]
     losses = release.numbers("losses", [0.5, 0.25], KEY)
     assert losses.dtype == "<f8"
-    assert [(row["kind"], row["rows"], row["bytes"]) for row in release.ledger.rows()] == [
+    assert [(row["kind"], row["rows"], row["bytes"]) for row in release.ledger.list_totals()] == [
         ("losses", 2, 16),
         ("node sets", 5, 2 + 4),  # gaps of one byte, but for 700
     ]
@@ -207,9 +207,9 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ],
 )
 def test_the_protection_names_what_was_done_in_its_order(release, name):
-    assert release.protection("representation").name == name
+    assert release.find_protection("representation").name == name
     release.tensor("representation", torch.ones(2, 2), KEY, NODES[:2])
-    assert release.ledger.rows()[0]["protection"] == name
+    assert release.ledger.list_totals()[0]["protection"] == name
 
 
 # Clip
@@ -290,7 +290,7 @@ def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
     for key in (KEY, KEY._replace(round=4), KEY._replace(layer=3)):
         release.tensor("representation", torch.ones(5, 2), key, np.arange(5))
     release.tensor("gradient", torch.ones(5, 2), KEY._replace(phase=Phase.BACKWARD), np.arange(5))
-    rows = {(row["phase"], row["kind"], row["layer"]): row for row in release.ledger.rows()}
+    rows = {(row["phase"], row["kind"], row["layer"]): row for row in release.ledger.list_totals()}
     assert {key: (row["releases"], row["rows"], row["bytes"]) for key, row in rows.items()} == {
         ("training", "representation", 1): (2, 10, 80),
         ("training", "representation", 3): (1, 5, 40),
@@ -303,7 +303,7 @@ def test_two_gates_share_no_ledger():
     first, second = Release(use_for_all_kinds(Plain())), Release(use_for_all_kinds(Plain()))
     first.tensor("representation", torch.ones(1, 1), KEY)
     assert first.ledger.length == 1
-    assert second.ledger.rows() == []
+    assert second.ledger.list_totals() == []
     assert second.ledger.length == 0
 
 

@@ -173,7 +173,7 @@ def test_the_parties_share_a_key_that_never_travels_and_that_the_points_do_not_g
 
 
 def test_every_message_is_within_the_limits_and_survives_its_encoding():
-    limits = SetLimits(4, 41).of_messages()
+    limits = SetLimits(4, 41).limit_messages()
 
     def carry(message: Message) -> Message:
         data = encode(message)
@@ -187,7 +187,7 @@ def test_every_message_is_within_the_limits_and_survives_its_encoding():
 
 
 def test_a_message_of_another_phase_has_no_room_in_an_alignment():
-    limits = SetLimits(4).of_messages()
+    limits = SetLimits(4).limit_messages()
     assert isinstance(limits, Limits)
     assert limits.of(Partial, Phase.TRAINING)[1] < 200
 
@@ -253,7 +253,7 @@ def test_a_size_that_is_no_number_of_ids_is_refused(size):
 
 def test_a_set_above_the_limit_is_refused_before_a_point_is_sent():
     sent = []
-    with pytest.raises(AlignmentError, match=r"party 'c' has 41 ids, and the limit is 40 here \(--max-ids"):
+    with pytest.raises(AlignmentError, match=r"party 'c' has 41 ids, and the limit here is 40 \(--max-ids"):
         align(SETS, max_ids=40, carry=lambda message: sent.append(message) or message)
     assert not any(isinstance(message, BlindedSet) for message in sent)
 

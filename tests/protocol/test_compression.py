@@ -19,7 +19,7 @@ from glasu.protocol.server import Server, Sizes
 from glasu.runtime.drive import advance
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import BFloat16, Int8, Plain, encodings_of
+from glasu.wire.encodings import BFloat16, Int8, Plain, make_encodings
 from glasu.wire.message_key import Key, Phase
 from support.monolith import identical, run, settings, tiny_parties
 from support.spies import run_with_spies
@@ -52,7 +52,7 @@ def recorded(config, parties=None, **keys):
 def test_the_server_rounds_the_mean_of_what_was_sent_once_and_everyone_gets_the_same_bytes(precision):
     config = quick(precision=precision)
     seen, _ = recorded(config, scatter=3)
-    encoding = encodings_of(config)["representation"]
+    encoding = make_encodings(config)["representation"]
     assert len(seen[Partial]) == 2 * 2 + 2 * 2  # two rounds and two evaluations of two layers
     for about, partials in seen[Partial].items():
         sent = [encoding.decode(partials[client]) for client in range(M)]
@@ -84,7 +84,7 @@ def test_the_label_owners_gradient_reaches_everyone_as_it_was_sent(precision):
 def test_gradients_are_rounded_by_numbers_of_their_own_message(aggregation):
     config = quick(backward="joint", aggregation=aggregation)
     seen, _ = recorded(config, scatter=3)
-    encoding = encodings_of(config)["gradient"]
+    encoding = make_encodings(config)["gradient"]
     assert encoding.stochastic
     for about, gradients in seen[Gradient].items():
         total = sum(encoding.decode(gradients[client]) for client in range(M))
@@ -120,7 +120,7 @@ def test_all_clients_continue_with_the_same_bits_and_extract_what_they_sent(aggr
         return message
 
     _, spies = run_with_spies(config, tiny_parties(), scatter=4, carry=carry)
-    encoding = encodings_of(config)["representation"]
+    encoding = make_encodings(config)["representation"]
     for index, (t, layer) in enumerate([(0, 1), (0, 3), (1, 1), (1, 3)]):
         joints = [spy.extracted[index][0] for spy in spies]
         assert all(torch.equal(joint, joints[0]) for joint in joints)
@@ -273,7 +273,7 @@ def test_the_server_knows_the_width_even_if_all_clients_send_another(precision):
     def carry(message):
         if not isinstance(message, Partial):
             return message
-        encoding = encodings_of(quick(precision=precision))["representation"]
+        encoding = make_encodings(quick(precision=precision))["representation"]
         value = encoding.encode(np.ones((24, 2 * HIDDEN)), message.key)
         return dataclasses.replace(message, value=value)
 

@@ -15,7 +15,7 @@ from glasu.protocol.fields import HEADER, FlagField
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Joint, Message, Partial, Proposal, Waiting
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Phase
 from support.messages import KEY, fitting, largest
 from support.monolith import run, settings, tiny_parties
@@ -33,7 +33,7 @@ def shapes_of(num_nodes: int = 100, prefetch: int = 3, steps: int = 4, widening:
         num_local_steps=steps,
         prefetch=prefetch,
         chunk_rows=CHUNK_ROWS,
-        encodings=encodings_of(settings(precision=precision, hidden=HIDDEN)),
+        encodings=make_encodings(settings(precision=precision, hidden=HIDDEN)),
     )
 
 

@@ -108,13 +108,16 @@ def test_no_loss_metric_or_plain_tensor_reaches_the_server(keys):
     owner = done.clients[1]
     if config.train.labels == "b":
         assert len(seen.of(Sealed)) > 3
-        assert [row["protection"] for row in owner.release.ledger.rows() if row["kind"] == "gradient"].count(
+        assert [row["protection"] for row in owner.release.ledger.list_totals() if row["kind"] == "gradient"].count(
             "sealed"
         ) == 1
-    protections = {row["protection"] for client in done.clients for row in client.release.ledger.rows()}
+    protections = {row["protection"] for client in done.clients for row in client.release.ledger.list_totals()}
     assert protections <= {"masks+blind", "sealed", "signed", "none"}
     unprotected = {
-        row["kind"] for client in done.clients for row in client.release.ledger.rows() if row["protection"] == "none"
+        row["kind"]
+        for client in done.clients
+        for row in client.release.ledger.list_totals()
+        if row["protection"] == "none"
     }
     assert unprotected <= {"node sets", "key"}  # public keys, which nobody signs in one process
 
@@ -187,7 +190,7 @@ def test_a_changed_verdict_or_gradient_of_the_owner_is_refused():
             return dataclasses.replace(message, content=message.content ^ np.uint8(1))
         return message
 
-    with pytest.raises(ProtocolError, match="encrypted message of client 1 was changed on its way"):
+    with pytest.raises(ProtocolError, match="encrypted message of client 1 was modified in transit"):
         simulate(parties, config, carry=Watching(damage))
 
 
@@ -317,7 +320,7 @@ def test_ledgers_of_masked_runs_name_their_protection():
     config, parties = tiny_masked()
     ledger = simulate(parties, config).clients[0].release.ledger
     assert isinstance(ledger, Ledger)
-    found = {row["kind"]: row["protection"] for row in ledger.rows()}
+    found = {row["kind"]: row["protection"] for row in ledger.list_totals()}
     assert found == {"key": "sealed", "representation": "masks", "probabilities": "masks", "verdict": "sealed"} | (
         {"node sets": "none"} if "node sets" in found else {}
     )

@@ -16,7 +16,7 @@ import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
 from glasu.protocol.fields import HEADER, SECTION, NumbersField
-from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, decode, encode, format_number
+from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, compute_format_number, decode, encode
 from glasu.protocol.messages import (
     MESSAGES,
     Losses,
@@ -61,8 +61,8 @@ class Norm(Message):
 
 def test_every_change_of_the_messages_changes_the_format_number():
     changed = [(*MESSAGES, Norm), MESSAGES[:-1], MESSAGES[::-1]]
-    assert len({format_number(), *map(format_number, changed)}) == 4
-    assert all(0 <= format_number(kinds) < 2**31 for kinds in changed)
+    assert len({compute_format_number(), *map(compute_format_number, changed)}) == 4
+    assert all(0 <= compute_format_number(kinds) < 2**31 for kinds in changed)
 
 
 # A decoded message is the encoded one, and every byte is counted.

@@ -12,7 +12,7 @@ from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Evaluated, RoundDone
 from glasu.protocol.rounds import client_script
 from glasu.runtime.drive import drive
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from glasu.wire.encodings import use_for_all_kinds
@@ -67,7 +67,7 @@ def unbroken(config, parties, states=None, *, stop_after_round=False):
         elif isinstance(action, Evaluated):
             events.append(action)
 
-    with one_thread_each(), suppress(Killed):
+    with open_client_map(), suppress(Killed):
         run_roles(clients, server, see, see_server)
     return clients, server, events, [(list(own), one) for *own, one in zip(*kept, servers, strict=True)]
 
@@ -186,7 +186,7 @@ def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
             elif isinstance(event, Evaluated) and event.split == "test":
                 tests.append((event.round, event.metrics))
 
-        with one_thread_each():
+        with open_client_map():
             drive(client_script(client), see, Stopwatch(lambda: 0.0))
         return client, states, tests
 
@@ -241,7 +241,7 @@ def test_a_restarted_client_makes_the_same_noise_again():
                 sent[message.key.about()] = message.value.tobytes()
             return message
 
-        with one_thread_each():
+        with open_client_map():
             run_roles(clients, server, carry=with_valid_scores(see))
         return sent
 

@@ -102,13 +102,13 @@ def test_a_cut_tail_is_found_by_the_report_or_by_the_memory_of_others(run_dir, k
     failures = list_failures(run_dir)
     assert any("report.json: b: the ledger had" in each for each in failures)
     if kept == -4:  # the last record of each ledger holds the heads of the others before it
-        assert any("memory about b: a saw" in each for each in failures)
+        assert any("recorded heads of b: a saw" in each for each in failures)
 
 
 def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     """A party cuts its ledger and lets a shorter run take the place of the end: the chain is valid again."""
     damage(run_dir, lambda lines: lines[:5])
-    with pytest.raises(Exception, match="its ledger is not the one that it showed before"):
+    with pytest.raises(Exception, match="its ledger differs from the one that it stated before"):
         train(run_dir)
     for name in "ac":
         (run_dir / "ledger" / f"{name}.jsonl").rename(run_dir / f"{name}.jsonl")
@@ -116,7 +116,7 @@ def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     train(run_dir)
     for name in "ac":
         (run_dir / f"{name}.jsonl").replace(run_dir / "ledger" / f"{name}.jsonl")
-    assert any("memory about b" in each and "saw" in each for each in list_failures(run_dir))
+    assert any("recorded heads of b" in each and "saw" in each for each in list_failures(run_dir))
 
 
 def test_less_in_the_ledger_than_in_the_traffic_is_a_failure_and_more_is_a_note(run_dir):

@@ -40,7 +40,7 @@ def test_a_ledger_continues_where_it_ended(tmp_path):
     close_ledger(ledger)
     assert path.read_bytes().startswith(content)
     assert len(list_entries(path)) == 4
-    assert [row["releases"] for row in open_ledger(path, "a").rows()] == [4]
+    assert [row["releases"] for row in open_ledger(path, "a").list_totals()] == [4]
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glasu.errors import ConfigError
-from glasu.model.sampler import training_batch
+from glasu.model.sampler import draw_batch
 from glasu.protocol.messages import Gradient, Joint
 from glasu.protocol.requests import RoundDone
 from glasu.runtime.simulation import make_clients, train
@@ -106,8 +106,8 @@ def test_batches_and_the_validation_subset_are_common():
     first, public = (clients_of(config, secrets)[0] for secrets in (SECRETS, {}))
     examples = first.data.training_examples()
     for index in range(3):
-        expected = training_batch(public.config, examples, index)
-        np.testing.assert_array_equal(training_batch(first.config, examples, index), expected)
+        expected = draw_batch(public.config, examples, index)
+        np.testing.assert_array_equal(draw_batch(first.config, examples, index), expected)
     subsets = [each.data.evaluation_examples("validation") for each in (first, public)]
     np.testing.assert_array_equal(*subsets)
 

@@ -21,7 +21,7 @@ from glasu.compiling import compile_seconds
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
-from glasu.model.dropout import no_dropout
+from glasu.model.dropout import make_no_dropout
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, Joint, Message, Partial, Proposal, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluated, Receive
@@ -294,7 +294,9 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     X = torch.from_numpy(parties[0].features).double()
     mixed = (A / A.sum(1, keepdim=True)) @ X
     expected = mixed @ weights["lin_l.weight"].T + weights["lin_l.bias"] + X @ weights["lin_r.weight"].T
-    got = client.learner.model.sublayer(0, X, None, client.learner.sampler.exact_block(np.arange(24)), no_dropout())
+    got = client.learner.model.sublayer(
+        0, X, None, client.learner.sampler.exact_block(np.arange(24)), make_no_dropout()
+    )
     torch.testing.assert_close(got, torch.relu(expected))
 
 

@@ -190,7 +190,7 @@ def test_renamed_and_reordered_columns_are_refused(tmp_path, rename, through_a_f
         model = TrainedModel.load(tmp_path)
     model.predict_proba(parties)
     odd = replace(parties[1], feature_names=rename(parties[1].feature_names))
-    with pytest.raises(DataError, match="party 'b': its feature columns have other names, or another order"):
+    with pytest.raises(DataError, match="party 'b': its feature columns differ from the training in names or order"):
         model.predict_proba([parties[0], odd, parties[2]])
 
 
@@ -312,7 +312,7 @@ def test_damaged_weights_are_refused(folder, damage):
 def test_weights_of_another_party_are_refused(folder):
     """The file of party b in the place of that of party a: both are valid."""
     (folder / "a.safetensors").write_bytes((folder / "b.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"a\.safetensors: its weights are not the ones that model\.toml names"):
+    with pytest.raises(DataError, match=r"a\.safetensors: its weights differ from those that model\.toml names"):
         TrainedModel.load(folder)
 
 
@@ -321,7 +321,7 @@ def test_weights_of_another_run_are_refused(folder, tmp_path):
     other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])).clients)
     other.save(tmp_path / "other")
     (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"c\.safetensors: its weights are not the ones that model\.toml names"):
+    with pytest.raises(DataError, match=r"c\.safetensors: its weights differ from those that model\.toml names"):
         TrainedModel.load(folder)
     TrainedModel.load(tmp_path / "other")
 

@@ -24,7 +24,7 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server
-from glasu.runtime.inprocess import Running, one_thread_each, run_together
+from glasu.runtime.inprocess import Running, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -241,7 +241,7 @@ def run(
             events.append(action)
 
     meter = TrafficCounter()
-    with one_thread_each():
+    with open_client_map():
         run_roles(clients, server, see, events.append, meter=meter, carry=carry)
     return Run(clients, server, meter, [event for event in events if not isinstance(event, Save)], initial, after_round)
 

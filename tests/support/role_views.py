@@ -10,7 +10,7 @@ from glasu.profiles import PROFILES
 from glasu.protocol.fields import BytesField, FlagField, NodeSetsField, NumbersField, TensorField
 from glasu.protocol.messages import MESSAGES, Message
 from glasu.runtime.transcript import RecordedRun
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import SERVER
 from support.tiny import simulate, tiny_parties
 
@@ -34,7 +34,7 @@ def describe_content(kind: type[Message], config: RunConfig) -> str:
     found = []
     for content in kind.contents().values():
         if isinstance(content, TensorField):
-            hidden = encodings_of(config)[content.kind].is_hidden
+            hidden = make_encodings(config)[content.kind].is_hidden
             found.append("uniform numbers" if hidden else f"**{content.kind} in clear**")
         elif isinstance(content, NodeSetsField):
             found.append("**node numbers**")

@@ -134,7 +134,7 @@ class ToyClientHandshake:
             raise self.decline
         self.welcomed.append(welcome)
 
-    def take_shares(self, shares: Mapping[str, str]) -> None:
+    def store_shares(self, shares: Mapping[str, str]) -> None:
         raise AssertionError("the toy server has no shares")
 
     def statement(self) -> Payload:

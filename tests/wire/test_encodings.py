@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glasu.config import RunConfig
 from glasu.errors import TrainingError
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, compute_dtype, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, find_compute_dtype, make_encodings, use_for_all_kinds
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
@@ -284,10 +284,10 @@ def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
 )
 def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(precision, names):
     config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
-    found = encodings_of(config)
+    found = make_encodings(config)
     assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
     assert set(found) == {*use_for_all_kinds(Plain()), "change", "owner gradient"}
-    assert compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
+    assert find_compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
         assert found["representation"] == Int8(48)
         assert found["gradient"] == Int8(48, stochastic=True, seed=9)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from glasu.errors import ProtocolError
 from glasu.wire import ids
-from glasu.wire.ids import LARGEST, decode, encode, encoded_size, is_increasing
+from glasu.wire.ids import LARGEST, decode, encode, is_increasing, measure_encoded
 
 quick = settings(deadline=None, max_examples=200)
 EDGES = [0, 1, 126, 127, 128, 129, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**28 - 1, 2**28, LARGEST - 1, LARGEST]
@@ -45,7 +45,7 @@ def test_a_decoded_node_set_is_the_encoded_one(nodes):
     data = encode(nodes)
     assert data.dtype == np.uint8
     assert data.tobytes() == by_hand(nodes.tolist())
-    assert encoded_size(nodes) == len(data)
+    assert measure_encoded(nodes) == len(data)
     again = decode(data)
     assert again.dtype == np.int32
     np.testing.assert_array_equal(again, nodes)
@@ -54,7 +54,7 @@ def test_a_decoded_node_set_is_the_encoded_one(nodes):
 @quick
 @given(st.sets(st.integers(0, 499)))
 def test_a_set_of_ids_below_n_takes_n_bytes_at_most(nodes):
-    assert encoded_size(np.array(sorted(nodes), np.int32)) <= 500
+    assert measure_encoded(np.array(sorted(nodes), np.int32)) <= 500
 
 
 def test_the_example_of_the_docstring():
@@ -63,7 +63,7 @@ def test_the_example_of_the_docstring():
 
 @pytest.mark.parametrize("nodes", [[5, 5], [5, 4], [-1], [-1, 3], [0, LARGEST + 1], [3, 1, 2]])
 def test_only_distinct_rising_ids_in_range_can_be_encoded(nodes):
-    for function in (encode, encoded_size):
+    for function in (encode, measure_encoded):
         with pytest.raises(ProtocolError, match="must contain increasing ids"):
             function(np.array(nodes, np.int64))
     assert is_increasing(np.array(nodes)) == (sorted(set(nodes)) == nodes)
@@ -137,4 +137,4 @@ def test_memory_is_a_small_multiple_of_the_received_bytes(value):
 
 def test_ids_of_a_sampled_set_take_little_more_than_a_byte():
     nodes = np.sort(np.random.default_rng(0).choice(233_000, 5000, replace=False))
-    assert encoded_size(nodes) < 1.4 * len(nodes)
+    assert measure_encoded(nodes) < 1.4 * len(nodes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.wire.encodings import Ring, encodings_of
+from glasu.wire.encodings import Ring, make_encodings
 from support.masks import key_of, make_masks, masked
 from support.tiny import tiny
 
@@ -31,7 +31,7 @@ def contributions(draw):
 def test_the_server_adds_masked_integers_exactly_for_any_parties_and_chunks(case, blind, chunk_rows):
     ring, present, numbers = case
     masks = make_masks(ring.num_clients, present, blind=blind, chunk_rows=chunk_rows)
-    hidden = masks[-1].find_blind(key_of(ring.num_clients - 1), numbers[0].shape, ring.dtype)
+    hidden = masks[-1].draw_blind_stream(key_of(ring.num_clients - 1), numbers[0].shape, ring.dtype)
     payloads = [
         masks[client](ring.encode(own, key_of(client)), key_of(client))
         for client, own in zip(present, numbers, strict=True)
@@ -47,7 +47,7 @@ def test_the_server_adds_masked_integers_exactly_for_any_parties_and_chunks(case
 
 @pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("int8", 1)])
 def test_the_ring_is_as_wide_as_the_precision_and_scores_have_32_bits(precision, size):
-    encodings = encodings_of(masked(tiny(precision=precision)[0]))
+    encodings = make_encodings(masked(tiny(precision=precision)[0]))
     assert {kind: encodings[kind].row_bytes(10) for kind in ("representation", "gradient", "probabilities")} == {
         "representation": 10 * size,
         "gradient": 10 * size,

@@ -1,9 +1,9 @@
 """glasu align: find the ids that all parties have, and one common order, without revealing an id.
 
 With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
-between organisations, which `glasu serve --align` serves. It writes alignment.parquet beside the tables of the party,
-and ledger.jsonl with every release.
-`glasu train`, `glasu join` and `glasu predict` then use the common nodes only, in the common order.
+between organisations, which `glasu serve --align` serves. It writes alignment.parquet next to the party's tables, and
+ledger.jsonl with every release. `glasu train`, `glasu join` and `glasu predict` then use the common nodes only, in the
+common order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glasu.cli.arguments import add_policy, parse_count, parse_path, parse_seconds
+from glasu.cli.arguments import add_log_options, add_policy, parse_count, parse_path, parse_seconds
 from glasu.errors import ConfigError
 
 INTERRUPTED = "no alignment was written; start the server and all parties again"
@@ -29,17 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="with --server: how long to wait for the server to connect or reconnect (600)",
+        help="with --server: how long to wait for the server to connect or reconnect (default: 600)",
     )
     add_max_ids(parser)
     add_policy(parser)
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="lines for people, or one JSON object per line (text)",
-    )
+    add_log_options(parser)
 
 
 def add_max_ids(parser: argparse.ArgumentParser, where: str = "") -> None:
@@ -49,17 +43,19 @@ def add_max_ids(parser: argparse.ArgumentParser, where: str = "") -> None:
         type=parse_count,
         default=1_000_000,
         metavar="N",
-        help=f"{where}refuse a party that has more ids (1000000)",
+        help=f"{where}refuse a party that has more ids (default: 1000000)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
     if (args.server is None) != (args.kit is None):
-        raise ConfigError("--server and --kit belong together; without both, all parties are folders on this disk.")
+        raise ConfigError(
+            "--server and --kit must be given together; without them, all parties are folders on this disk."
+        )
     if args.server is None:
         _align_here(args)
     elif len(args.parties) > 1:
-        raise ConfigError(f"--server: this party is one folder; got {len(args.parties)}.")
+        raise ConfigError(f"--server: expected the folder of this party only, got {len(args.parties)} folders.")
     else:
         _take_part(args, args.parties[0])
 

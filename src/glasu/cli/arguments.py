@@ -53,7 +53,7 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="how long to wait for the other side to connect or reconnect (600)",
+        help="how long to wait for the other side to connect or reconnect (default: 600)",
     )
     parser.add_argument(
         "--fresh",
@@ -61,12 +61,17 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         help="start over even if DIR holds an unfinished run; do not use it to resume",
     )
     add_extensions(parser)
+    add_log_options(parser)
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add --quiet and --log-format."""
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="lines for people, or one JSON object per line (text)",
+        help="lines for people, or one JSON object per line (default: text)",
     )
 
 
@@ -75,12 +80,12 @@ def add_server_options(parser: argparse.ArgumentParser, where: str = "") -> None
     parser.add_argument(
         "--on-invalid-message",
         choices=("abort", "wait"),
-        help=f"{where}on an invalid message: abort the run, or drop the sender and wait for it to reconnect (abort)",
+        help=f"{where}abort the run, or drop the sender and wait for it to reconnect (default: abort)",
     )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
-        help=f"{where}serve Prometheus metrics at this address during the training (host 127.0.0.1)",
+        help=f"{where}serve Prometheus metrics at this address during the training (default host: 127.0.0.1)",
     )
 
 
@@ -99,26 +104,26 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
         "--missing",
         choices=("refuse", "zero", "mean"),
         default="refuse",
-        help=f"{where}treatment of missing feature values (refuse)",
+        help=f"{where}treatment of missing feature values (default: refuse)",
     )
     parser.add_argument(
         "--max-memory",
         type=parse_gibibytes,
         metavar="GIB",
-        help=f"{where}refuse settings whose model needs more memory (half of this machine's)",
+        help=f"{where}refuse settings whose model needs more memory (default: half of this machine's memory)",
     )
     add_policy(parser, where=where)
 
 
 def add_policy(
-    parser: argparse.ArgumentParser, found: str = "beside the data or in the kit", *, where: str = ""
+    parser: argparse.ArgumentParser, found: str = "next to the data or in the kit", *, where: str = ""
 ) -> None:
-    """Add --policy. By default the policy.toml that is `found` there is used; the help starts with `where`."""
+    """Add --policy. `found` names the place of the default policy.toml; the help starts with `where`."""
     parser.add_argument(
         "--policy",
         type=parse_path,
         metavar="FILE",
-        help=f"{where}refuse releases that this file forbids (policy.toml {found})",
+        help=f"{where}refuse releases that this file forbids (default: policy.toml {found})",
     )
 
 
@@ -174,7 +179,7 @@ def parse_gibibytes(text: str) -> int:
 
 
 def make_output_folder(path: Path) -> Path:
-    """Create the output folder before the run, so a wrong path fails at the start and not at the end."""
+    """Create the output folder before the run, so that a wrong path fails at the start and not at the end."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         (path / ".writable").touch()

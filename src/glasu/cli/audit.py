@@ -1,9 +1,10 @@
-"""glasu audit: show what left a party, and verify its ledger.
+"""glasu audit: verify the ledger of a party, and list its releases.
 
 It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
-`glasu align`. It verifies their hash chains, compares them with report.json and with the memory of other parties, and
-writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks the messages
-that `glasu train --transcript` recorded, and prints the share of the data that the server and a party recover.
+`glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties
+recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks
+the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a party
+recover.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="DIR",
-        help="folders of other parties, or of the server: compare the ledgers with their memory",
+        help="folders of other parties, or of the server: compare the ledgers with the heads recorded there",
     )
-    parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page (RUN_DIR/audit.html)")
+    parser.add_argument("--out", type=parse_path, metavar="FILE", help="output file (default: RUN_DIR/audit.html)")
     parser.add_argument(
         "--attack", action="store_true", help="attack the transcript in RUN_DIR; the data of the run is read again"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.audit_page import render_page, render_text
 
     if not args.run_dir.is_dir():
-        raise ConfigError(f"{args.run_dir}: is no folder; give the folder with the ledgers.")
+        raise ConfigError(f"{args.run_dir}: is not a folder; give the folder with the ledgers.")
     page = args.run_dir / "audit.html" if args.out is None else args.out
     if page.is_dir():
         raise ConfigError(f"--out {page}: is a folder; give the name of a page, for example audit.html.")
@@ -64,4 +65,4 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(found, indent=2) if args.json else f"{text}\n{page}")
     if audit.failures:
         listed = "; ".join(f"{check.check}: {check.said}" for check in audit.failures)
-        raise LedgerError(f"{listed}. Ask the party for the file as it was, and compare with --peers.")
+        raise LedgerError(f"{listed}. Ask the party for the original file, and compare with --peers.")

@@ -20,9 +20,9 @@ TITLE = "GLASU on a news service's users"
 INTRODUCTION = (
     "Three departments of a news service have different data about the same users: profiles, the follower network, and "
     "reading habits. The interest of a user depends on the combination: on the professions of the users that the user "
-    "follows, and on the reading habit. The departments predict it alone (standalone), by the average of these "
-    "predictions (ensemble), by averages that are propagated over each department's edges (smooth), together with "
-    "GLASU, by exact gradients (Q=1) or by four local steps per exchange (Q=4), and with pooled data (centralized)."
+    "follows, and on the reading habit. Methods: each department alone (standalone); the average of their "
+    "predictions (ensemble); the average, propagated over each department's edges (smooth); GLASU with exact "
+    "gradients (Q=1) and with four local steps per exchange (Q=4); one model on pooled data (centralized)."
 )
 DEMO_METHODS = {  # name in the table -> name of the settings, in the order of the table
     "standalone": "standalone",
@@ -36,13 +36,15 @@ DEMO_METHODS = {  # name in the table -> name of the settings, in the order of t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=parse_path, default=Path("runs/demo"), metavar="DIR", help="folder for report.html (runs/demo)"
+        "--out", type=parse_path, default=Path("runs/demo"), metavar="DIR", help="output folder (default: runs/demo)"
     )
-    parser.add_argument("--rounds", type=int, default=120, metavar="T", help="rounds per method (120)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of data, splits and weights (0)")
+    parser.add_argument("--rounds", type=int, default=120, metavar="T", help="rounds per method (default: 120)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of data, splits and weights (default: 0)"
+    )
 
 
-def demo_config(num_rounds: int, seed: int) -> RunConfig:
+def make_demo_config(num_rounds: int, seed: int) -> RunConfig:
     """Return the settings that all methods of the demo share.
 
     Both SAGE layers aggregate. After the first layer, the department with the network has the profiles of all users.
@@ -64,7 +66,7 @@ def demo_config(num_rounds: int, seed: int) -> RunConfig:
 
 
 def run(args: argparse.Namespace) -> None:
-    base = demo_config(args.rounds, args.seed)
+    base = make_demo_config(args.rounds, args.seed)
     out = make_output_folder(args.out)
 
     from rich.box import SIMPLE
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
     from glasu.html_report import format_row, list_headings, render_report
-    from glasu.model.task import task_of
+    from glasu.model.task import make_task
     from glasu.runtime.simulation import SimulationOptions, simulate
 
     reports = {}
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
             reports[name] = simulate(load_parties(config), config, SimulationOptions(observer=observe)).report
         write_atomically(out / method / "report.json", reports[name].to_json().encode())
     write_atomically(out / "report.html", render_report(TITLE, INTRODUCTION, reports).encode())
-    task = task_of(base.train)
+    task = make_task(base.train)
     table = Table(title=TITLE, box=SIMPLE, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for heading in list_headings(task):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

@@ -1,9 +1,9 @@
-"""glasu doctor: check before a run that all parties and the server are ready.
+"""glasu doctor: check that all parties and the server are ready for a run.
 
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
 certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same diagnosis everywhere and
 exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
-With --align everywhere it checks instead that the ids of all parties can be aligned (`glasu align`).
+With --align at every role, it checks instead that the ids of all parties can be aligned (`glasu align`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--server", metavar="HOST:PORT", help="at a party: the address of the server")
     where.add_argument("--listen", metavar="HOST:PORT", help="at the server: address that the parties connect to")
-    parser.add_argument("--align", action="store_true", help="check an alignment of the ids, not a training")
+    parser.add_argument("--align", action="store_true", help="check an alignment of the ids instead of a training")
     add_max_ids(parser, "with --align: ")
     add_party_options(parser, "at a party: ")
     add_server_options(parser, "at the server: ")
@@ -42,19 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.server and args.overrides:
-        raise ConfigError(f"--set {args.overrides[0]}: settings belong to the server; pass this option there.")
+        raise ConfigError(f"--set {args.overrides[0]}: only the server has settings; pass this option there.")
     elsewhere, where = (AT_SERVER, "server") if args.server else (AT_PARTY, "parties")
     for name, option in elsewhere.items():
         if getattr(args, name) is not None:
             raise ConfigError(f"{option} is an option of the {where}; remove it here.")
-    diagnosis = _at_party(args) if args.server else _at_server(args)
+    diagnosis = _run_at_party(args) if args.server else _run_at_server(args)
     for line in diagnosis.lines():
         print(line)
     print(diagnosis.summary("align their ids" if args.align else "train together"))
     return 0 if diagnosis.is_ready else 1
 
 
-def _at_server(args: argparse.Namespace) -> Diagnosis:
+def _run_at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.network.address import check_address
@@ -92,7 +92,7 @@ def _check_metrics(text: str, listen: str) -> Finding:
         return Finding("metrics", "bad", str(error).rstrip("."))
 
 
-def _at_party(args: argparse.Namespace) -> Diagnosis:
+def _run_at_party(args: argparse.Namespace) -> Diagnosis:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_party_once

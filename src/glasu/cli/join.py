@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from glasu.network.options import JoinOptions
 
 INTERRUPTED = "the other parties wait; start the same command again to resume"
-WAIT = "wait until it ends, or end it"  # another folder is no remedy, because this party would join twice
+WAIT = "wait until it ends, or end it"  # do not suggest another folder: this party would join twice
 NO_FILE = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
@@ -92,12 +92,12 @@ def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     report = join(TrainingParty(options, party))
     log.write_finished(options.out / "report.json")
     sent = report["traffic"]["bytes_to_server"] / 1e6
-    print(f"{party.name}: finished; {sent:.1f} MB left this party. Weights SHA-256 {report['weights_sha256'][0]}")
+    print(f"{party.name}: finished; this party sent {sent:.1f} MB. Weights SHA-256 {report['weights_sha256'][0]}")
     if spent := report["privacy"].get("differential_privacy"):
         print(
             f"{party.name}: epsilon {spent['epsilon_zeroed']:.3g} if a row becomes zero, "
             f"{spent['epsilon_replaced']:.3g} if it becomes another row; delta {spent['delta']:g}; the row was "
-            f"released {spent['releases']} times. It holds for {spent['unit']}."
+            f"released {spent['releases']} times. The guarantee is for {spent['unit']}."
         )
 
 

@@ -77,7 +77,7 @@ def build_parser(commands: Mapping[str, Command] = COMMANDS) -> argparse.Argumen
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. It is handled like Ctrl-C, with another exit code."""
+    """Raised on SIGTERM, which is handled like Ctrl-C but has a different exit code."""
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -101,7 +101,7 @@ def _find_exit_code(interruption: KeyboardInterrupt) -> int:
 
 @contextmanager
 def _leave_no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
-    """Remove the folders of --out that a command created, if they are empty at the end."""
+    """Remove the folders of --out that the command created, if they are empty when it ends."""
     out = getattr(args, "out", None)
     created = [] if out is None else [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
@@ -143,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _warn_about_fresh(args: argparse.Namespace) -> str:
     """Return a warning for a command with --fresh: the same command would start over again."""
-    again = " To resume this run, remove --fresh; with it, the command starts over again."
+    again = " To resume this run, remove --fresh; with --fresh, the command starts over."
     return again if getattr(args, "fresh", False) else ""
 
 

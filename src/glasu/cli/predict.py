@@ -1,7 +1,7 @@
 """glasu predict: predict the class, or the number, of every common node with a trained model.
 
 It runs exact joint inference of all parties in one process. The columns are id, prediction, and p_<class> per class.
-Releases are entered in the ledgers of RUN_DIR.
+Releases are recorded in the ledgers of RUN_DIR.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
     parser.add_argument(
-        "--parties", metavar="A,B", help="after training with party dropout: predict without the others"
+        "--parties", metavar="A,B", help="after training with party dropout: predict with these parties only"
     )
     add_policy(parser, "of each party's folder")
     parser.add_argument("--out", type=parse_path, required=True, metavar="FILE", help="predictions.parquet or .csv")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
-    from glasu.model.backbones import backbone_class
+    from glasu.model.backbones import find_backbone
     from glasu.report import describe_missing
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.policy_file import find_policies
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
             f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
-    if backbone_class(model.config.model).takes_convolution:
+    if find_backbone(model.config.model).takes_convolution:
         raise ConfigError(
             f"{args.run_dir}: the model uses a custom convolution; predict in Python with "
             "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."

@@ -42,14 +42,14 @@ def describe_progress(event: Evaluating | WarmStepDone) -> str:
 
 
 class Patience:
-    """Measures the time since the last line, so that a slow run writes a line from time to time."""
+    """Measures the time since the last line, so that a slow run writes a line at regular intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.restart()
 
     def restart(self) -> None:
-        """Start the time again, because a line was written."""
+        """Reset the timer after a line was written."""
         self.last = self.clock()
 
     def is_over(self) -> bool:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="a DNS name or IP address of the server; may be given several times; --renew server replaces all of them",
     )
-    parser.add_argument("--days", type=int, help="validity of the kits (365); the CA is valid for 3650 days")
+    parser.add_argument("--days", type=int, help="validity of the kits (default: 365); the CA is valid for 3650 days")
     parser.add_argument("--out", type=parse_path, metavar="KITS", help="folder for the kits")
 
 
@@ -65,7 +65,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action")
     request = actions.add_parser("request", help="at a party or the server: make a key and a signing request")
     owner = request.add_mutually_exclusive_group(required=True)
-    owner.add_argument("--party", metavar="NAME", help="the name in party.toml; a secret is made, too")
+    owner.add_argument("--party", metavar="NAME", help="the name in party.toml; also creates the party's secret")
     owner.add_argument("--server", action="store_true", help="for the server")
     request.add_argument("--out", type=parse_path, required=True, metavar="KIT", help="folder for the kit")
     sign = actions.add_parser("sign", help="at the CA: sign the requests of parties and the server")
@@ -81,7 +81,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="a DNS name or IP address of the server; with a new CA or a request of the server",
     )
-    sign.add_argument("--days", type=int, help="validity of the certificates (365)")
+    sign.add_argument("--days", type=int, help="validity of the certificates (default: 365)")
     pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")
     pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
     pin.add_argument(
@@ -90,7 +90,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME=FINGERPRINT",
-        help="fingerprints of other parties or `server`, as read out over the telephone",
+        help="fingerprints of other parties or `server`, compared over the telephone",
     )
     secret = actions.add_parser("secret", help="at a party: make the secret of a kit, if it has none")
     secret.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
@@ -99,7 +99,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     options = [option for option in ACTIONS if getattr(args, option.removeprefix("--"), None)]
     if args.action is not None and options:
-        raise ConfigError(f"{options[0]}: does not go with `glasu provision {args.action}`; remove one of them.")
+        raise ConfigError(f"{options[0]}: cannot be combined with `glasu provision {args.action}`; remove one of them.")
     match args.action:
         case "request":
             _request(args)
@@ -169,7 +169,7 @@ def _make_secret(folder: Path) -> None:
 
     had = open_kit(folder, "party").secret is not None
     make_secret(folder)
-    print(f"{folder / SECRET}: {'was there; nothing was changed' if had else 'made; back it up, and never share it'}.")
+    print(f"{folder / SECRET}: {'exists already' if had else 'made; back it up, and never share it'}.")
 
 
 def _provision(args: argparse.Namespace, options: list[str]) -> None:
@@ -189,11 +189,11 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     days = KIT_DAYS if args.days is None else args.days
     if args.parties:
         refuse_contents_of_others(args.out, "provision")
-        _print(provision.provision(args.out, args.parties, args.host, days=days))
+        _print_kits(provision.provision(args.out, args.parties, args.host, days=days))
         print(f"{args.out / provision.AUTHORITY}: the CA; keep it here, back it up, and never share its key.")
         print("These are trial kits: this machine made the keys of all parties. See `glasu provision request`.")
     elif args.add:
-        _print(provision.add(args.out, args.add, days=days))
+        _print_kits(provision.add(args.out, args.add, days=days))
         print(f"{args.out / 'server' / 'kit.toml'}: lists the new parties; copy it to the server.")
         print(
             f"A run that started without {', '.join(args.add)} cannot resume with this roster, and its model cannot "
@@ -202,7 +202,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     elif args.remove:
         lists = provision.remove(args.out, args.remove)
         print(f"{', '.join(args.remove)}: removed from the roster; all their certificates are revoked.")
-        print(f"{lists[-1]} and kit.toml beside it: copy both to the server.")
+        print(f"{lists[-1]} and kit.toml next to it: copy both to the server.")
         print(
             f"A run that started with {', '.join(args.remove)} cannot resume with this roster, and its model cannot "
             "predict."
@@ -210,7 +210,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     elif args.renew:
         dropped = provision.find_dropped_hosts(args.out, args.host)
         kits = provision.renew(args.out, args.renew, args.host, days=days)
-        _print(kits)
+        _print_kits(kits)
         if dropped:
             print(f"server: its certificate no longer names {', '.join(dropped)}, because --host replaces all names.")
         print(f"The former kits are in {args.out / 'retired'}, if they were here.")
@@ -226,7 +226,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
         print(f"{lists[-1]}: the revocation list; copy it to the server as revoked.pem in its kit.")
 
 
-def _print(kits: list[Kit]) -> None:
+def _print_kits(kits: list[Kit]) -> None:
     for kit in kits:
         bearer = f"of the server at {', '.join(kit.hosts)}" if kit.role == "server" else f"of party {kit.name}"
         print(f"{kit.folder}: kit {bearer}, expires {kit.expires:%Y-%m-%d}, fingerprint {kit.fingerprint}")

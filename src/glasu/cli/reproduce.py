@@ -33,16 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)}, or all (the paper's)"
     )
-    parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (those of the table)")
-    parser.add_argument("--methods", type=_parse_names, metavar="A,B", help="methods, as in results.csv (all)")
-    parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (5; with --quick 1)")
-    parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (one per core)")
+    parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (default: those of the table)")
+    parser.add_argument("--methods", type=_parse_names, metavar="A,B", help="methods, as in results.csv (default: all)")
+    parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (default: 5; with --quick 1)")
+    parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (default: one per core)")
     parser.add_argument("--quick", action="store_true", help="a quick try: a quarter of the rounds, one seed")
-    parser.add_argument("--out", type=parse_path, metavar="DIR", help="output folder (runs/reproduce, or runs/quick)")
+    parser.add_argument(
+        "--out", type=parse_path, metavar="DIR", help="output folder (default: runs/reproduce, or runs/quick)"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _command_line(args: argparse.Namespace) -> str:
+def _format_command(args: argparse.Namespace) -> str:
     """Return the command without --out."""
     words = ["glasu reproduce", args.table]
     words += [f"--{name} {','.join(named)}" for name in ("datasets", "methods") if (named := getattr(args, name))]
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import LineLog
     from glasu.experiments.reproduce import QUICK, reproduce
     from glasu.experiments.tables import to_markdown
-    from glasu.runtime.inprocess import cores
+    from glasu.runtime.inprocess import count_cores
 
     with LineLog(quiet=args.quiet):
         reproduction = reproduce(
@@ -64,10 +66,10 @@ def run(args: argparse.Namespace) -> None:
             out,
             datasets=args.datasets,
             seeds=args.seeds or (1 if args.quick else 5),
-            jobs=args.jobs or cores(),
+            jobs=args.jobs or count_cores(),
             quick=args.quick,
             methods=args.methods,
-            command=_command_line(args),
+            command=_format_command(args),
         )
     print(to_markdown(reproduction.tables, QUICK if args.quick else ""))
     print(f"tables and plots: {out / 'report.html'}")

@@ -37,13 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--space", default="default", metavar="NAME|FILE.toml", help="search space: default, bytes, paper, or a file"
     )
-    parser.add_argument("--sampler", default="tpe", metavar="tpe|grid|random", help="search method (tpe)")
-    parser.add_argument("--trials", type=int, metavar="N", help="total number of trials (40; for a grid, all points)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per trial (1)")
+    parser.add_argument("--sampler", default="tpe", metavar="tpe|grid|random", help="search method (default: tpe)")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="total number of trials (default: 40; for a grid, all points)"
+    )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per trial (default: 1)")
     parser.add_argument(
         "--max-bytes", type=parse_bytes, metavar="B", help="byte budget of a run until its best model, for example 79MB"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="parallel trials, one process each (1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="parallel trials, one process each (default: 1)"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address that the parties connect to")
     parser.add_argument(
-        "--predict", action="store_true", help="serve a prediction with the trained models, not a training"
+        "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
     )
     parser.add_argument(
-        "--align", action="store_true", help="serve a private alignment of the parties' ids, not a training"
+        "--align", action="store_true", help="serve a private alignment of the parties' ids instead of a training"
     )
     add_max_ids(parser, "with --align: ")
     add_server_options(parser)
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.predict and args.align:
-        raise ConfigError("--predict and --align: a server does one of them; remove the other.")
+        raise ConfigError("--predict and --align cannot be combined; remove one of them.")
     if (args.predict or args.align) and (args.fresh or args.metrics):
         extra = "--fresh" if args.fresh else "--metrics"
         what = "a prediction" if args.predict else "an alignment"
-        raise ConfigError(f"{extra} is an option of training; remove it for {what}.")
+        raise ConfigError(f"{extra} is an option for training; remove it for {what}.")
     config = read_config(args)
 
     from glasu.cli.log import Log

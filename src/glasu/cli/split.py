@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_extensions(parser)
     parser.add_argument("--out", type=parse_path, required=True, metavar="PARTIES", help="folder for the party folders")
     parser.add_argument(
-        "--format", choices=("parquet", "csv"), default="parquet", help="file format of nodes and edges (parquet)"
+        "--format",
+        choices=("parquet", "csv"),
+        default="parquet",
+        help="file format of nodes and edges (default: parquet)",
     )
 
 

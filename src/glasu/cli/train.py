@@ -2,8 +2,8 @@
 
 It writes report.json (metrics, traffic, time, releases), model/ (the selected weights) and ledger/ (every release of
 every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
-them. They are removed at the end. A finished run is replaced only with --fresh; the same command without it trains
-nothing. With --baselines it also trains the parties alone, and compares the result with theirs, with averaged
+them. They are removed at the end. A finished run is replaced only with --fresh; without it, the same command trains
+nothing. With --baselines it also trains the parties alone, and compares the result with each party alone, with averaged
 predictions, and with averages that are smoothed over the edges.
 """
 
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> None:
     with LineLog("glasu train: ", quiet=args.quiet):
         finished = None if args.fresh else find_finished_run(args.out, config)
         if finished is not None and (finished.baselines or not args.baselines):
-            print(f"{args.out}: this run is finished, see report.json there; --fresh or another --out trains again.")
+            again = "to train again, give --fresh or another --out"
+            print(f"{args.out}: this run is finished, see report.json there; {again}.")
             return
         out = make_output_folder(args.out)
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
         from glasu.runtime.baselines import compare_baselines, train_baselines
-        from glasu.runtime.checkpointing import checkpoint_folder
+        from glasu.runtime.checkpointing import hold_checkpoint_folder
         from glasu.runtime.ledger_file import LEDGERS
         from glasu.runtime.policy_file import find_policies
         from glasu.runtime.simulation import SimulationOptions, simulate
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
         profile = [line] if (line := describe_profile(config)) else []
         about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
-        with checkpoint_folder(out / "checkpoints") as checkpoints:
+        with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
             if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
                 remove_finished_run(out)
                 remove_model(out / "model")

@@ -1,4 +1,4 @@
-"""Bring the nodes of all parties into one order, and check that the parties can train together."""
+"""List the nodes of all parties in the same order, and check that the parties can train together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
         raise AlignmentError(
-            f"ids cannot be compared ({listed}); write them in one way, or set id_type in the party.toml files."
+            f"ids cannot be compared ({listed}); use one notation for ids, or set id_type in the party.toml files."
         )
     common: NDArray[Any] = np.unique(parties[0].ids)
     for party in parties[1:]:

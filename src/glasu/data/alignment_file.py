@@ -1,4 +1,4 @@
-"""alignment.parquet beside the tables of a party: the common ids in the common order, and the parties' common key.
+"""alignment.parquet, next to the tables of a party: the common ids in the common order, and the parties' common key.
 
 `glasu align` writes it, and `read_party` applies it: the party then has only the common nodes, in the common order and
 with normalised ids. The key never leaves the party. Other roles see HMACs made with it.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from glasu.data.id_rules import IdRules, normalize_ids
-from glasu.data.party import PartyData, ids_sha256, sign_ids
+from glasu.data.party import PartyData, digest_ids, sign_ids
 from glasu.errors import DataError
 from glasu.files import write_atomically
 
@@ -42,10 +42,10 @@ class CommonIds:
         cls, ids: NDArray[np.str_], rows: NDArray[np.int64], key: bytes, parties: Sequence[str], rules: IdRules
     ) -> CommonIds:
         """Return the content for a table with these normalised ids. `rows` are its common rows, in the common order."""
-        return cls(ids[rows], key, tuple(parties), str(rules), sign_ids(key, "table", ids_sha256(np.sort(ids))))
+        return cls(ids[rows], key, tuple(parties), str(rules), sign_ids(key, "table", digest_ids(np.sort(ids))))
 
     def write(self, folder: Path) -> Path:
-        """Write the file beside the tables of a party, atomically and readable by its owner only."""
+        """Write the file next to the tables of a party, atomically and readable by its owner only."""
         about = {
             "glasu.schema": ALIGNMENT_SCHEMA,
             "glasu.key": self.key.hex(),
@@ -71,11 +71,13 @@ class CommonIds:
             DataError: the table or the rules have changed since the alignment.
         """
         if str(rules) != self.rules:
-            raise DataError(f"{path}: was made with other rules for ids ({self.rules}; now {rules}); {ALIGN_AGAIN}.")
+            raise DataError(
+                f"{path}: was made with different rules for ids ({self.rules}; now {rules}); {ALIGN_AGAIN}."
+            )
         ids = normalize_ids(party.ids.tolist(), rules, str(path.parent))
         order = np.argsort(ids)
-        if sign_ids(self.key, "table", ids_sha256(ids[order])) != self.all_ids:
-            raise DataError(f"{path}: was made for other ids than the nodes have now; {ALIGN_AGAIN}.")
+        if sign_ids(self.key, "table", digest_ids(ids[order])) != self.all_ids:
+            raise DataError(f"{path}: the ids of the nodes have changed since it was made; {ALIGN_AGAIN}.")
         rows = order[np.searchsorted(ids[order], self.ids)]
         return replace(party.restrict(rows), ids=self.ids, alignment_key=self.key)
 

@@ -73,7 +73,7 @@ def draw_shares(count: int, concentration: float, stream: Stream) -> NDArray[np.
 
 
 def _draw_bits(clients: range, edge_fraction: float, seed: int) -> Draw:
-    """Return draws of the clients that keep an edge: bit b stands for the b-th client."""
+    """Return draws of the clients that keep an edge: bit b is the b-th client."""
     streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
 
     def draw(count: int) -> NDArray[np.uint8]:

@@ -84,8 +84,8 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         fresh = Path(temporary) / "party"  # a subfolder, because the temporary folder is private to its owner
         fresh.mkdir()
-        write_table(_node_columns(party, manifest), fresh / names[0])
-        write_table(_edge_columns(party, manifest), fresh / names[1])
+        write_table(_make_node_columns(party, manifest), fresh / names[0])
+        write_table(_make_edge_columns(party, manifest), fresh / names[1])
         (fresh / PARTY_FILE).write_bytes(tomli_w.dumps(to_plain(manifest)).encode())
         if not folder.exists():
             fresh.rename(folder)
@@ -120,13 +120,13 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
     with faults.collect():
         edges = read_table(paths[1])
     faults.raise_if_any()
-    for table, names in ((nodes, _named_node_columns(manifest)), (edges, _named_edge_columns(manifest))):
+    for table, names in ((nodes, _list_named_node_columns(manifest)), (edges, _list_named_edge_columns(manifest))):
         for name in names:
             with faults.collect():
                 table.column(name)
     faults.raise_if_any()  # before the features: in a CSV file without a header, the other column names are values
     with faults.collect():
-        ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
+        ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         nodes.refuse_duplicates(manifest.id, ids)
         with faults.collect():
             graph = _read_graph(edges, manifest, ids)
@@ -144,7 +144,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         labels=labels,
         classes=classes,
         splits=splits,
-        feature_names=tuple(_feature_columns(nodes, manifest)),
+        feature_names=tuple(_list_feature_columns(nodes, manifest)),
     )
     common = read_alignment(folder)
     return party if common is None else common.apply(party, manifest.id_rules, folder / ALIGNMENT_FILE)
@@ -154,7 +154,7 @@ def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
     """Return party.toml and the normalised ids of all nodes. No other column is read."""
     manifest = read_manifest(folder)
     nodes = read_table(_find_tables(folder, manifest)[0])
-    ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} says id_type = "integer"')
+    ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
     if len(ids) == 0:
         raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
     return manifest, normalize_ids(ids.to_pylist(), manifest.id_rules, f"{nodes.path}: column {manifest.id!r}")
@@ -245,7 +245,7 @@ def _make_manifest(party: PartyData, file_format: str) -> PartyManifest:
     )
 
 
-def _node_columns(party: PartyData, manifest: PartyManifest) -> Columns:
+def _make_node_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     columns: Columns = {manifest.id: pa.array(party.ids.tolist())}
     features: Any = party.features
     if sp.issparse(features):
@@ -270,7 +270,7 @@ def _node_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     return columns
 
 
-def _edge_columns(party: PartyData, manifest: PartyManifest) -> Columns:
+def _make_edge_columns(party: PartyData, manifest: PartyManifest) -> Columns:
     ids = pa.array(party.ids.tolist())
     source, target = party.graph.edge_index()
     columns: Columns = {manifest.source: ids.take(pa.array(source)), manifest.target: ids.take(pa.array(target))}
@@ -293,23 +293,23 @@ def _find_table(folder: Path, what: str, name: str | None) -> Path:
     raise DataError(f"{folder}: {problem} of {files}; provide one of them, or name it in {PARTY_FILE}.")
 
 
-def _feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
+def _list_feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
     """Return the names of all columns that party.toml does not name."""
-    return [name for name in nodes.columns if name not in _named_node_columns(manifest)]
+    return [name for name in nodes.columns if name not in _list_named_node_columns(manifest)]
 
 
-def _named_node_columns(manifest: PartyManifest) -> list[str]:
+def _list_named_node_columns(manifest: PartyManifest) -> list[str]:
     labels = manifest.label if isinstance(manifest.label, tuple) else (manifest.label,)
     return [name for name in (manifest.id, *labels, manifest.split) if name is not None]
 
 
-def _named_edge_columns(manifest: PartyManifest) -> list[str]:
+def _list_named_edge_columns(manifest: PartyManifest) -> list[str]:
     return [name for name in (manifest.source, manifest.target, manifest.weight) if name is not None]
 
 
 def _read_features(nodes: Table, manifest: PartyManifest, missing: Missing, faults: Faults) -> NDArray[np.float32]:
     """Return the feature columns with missing values replaced; collect the faults of all columns."""
-    names = _feature_columns(nodes, manifest)
+    names = _list_feature_columns(nodes, manifest)
     features = np.empty((nodes.num_rows, len(names)), np.float32)
     with faults.collect():
         if not names:

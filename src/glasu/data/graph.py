@@ -136,7 +136,7 @@ class Graph:
 
 
 def sort_distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the same as `np.unique(values)`, but sort `values` in place, which is much faster."""
+    """Return `np.unique(values)`, but sort `values` in place, which is much faster."""
     values.sort()
     first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])

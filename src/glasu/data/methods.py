@@ -1,4 +1,4 @@
-"""The methods of `train.method`: the settings that each one prescribes, and the data that its parties see.
+"""The methods of `train.method`: the settings that each method prescribes, and the data that its parties see.
 
 A method is a row of METHODS. Other modules read the fields of this row and never compare names of methods.
 """
@@ -90,7 +90,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def method_of(config: RunConfig) -> Method:
+def find_method(config: RunConfig) -> Method:
     """Return the method of a run."""
     method: Method = registry.load("method", config.train.method)
     return method
@@ -98,18 +98,18 @@ def method_of(config: RunConfig) -> Method:
 
 def has_server(config: RunConfig) -> bool:
     """Return whether the parties of a run exchange messages: in training, or for an averaged prediction."""
-    return bool(config.model.aggregation_layers) or method_of(config).averages
+    return bool(config.model.aggregation_layers) or find_method(config).averages
 
 
 def trains_alone(config: RunConfig) -> bool:
-    """Return whether no message travels in the rounds of a run: each party selects its model and keeps its losses."""
+    """Return whether rounds send no message: each party selects its model and keeps its losses."""
     return not config.model.aggregation_layers or config.train.release == "once"
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Return whether losses and metrics stay at the parties of a run with a server, so that it has none to report.
+    """Return whether losses and metrics stay at the parties, so that the server has none to report.
 
-    With hidden sums the server must not see results. With noise nothing but noisy rows may leave a party. With one
+    With hidden sums the server must not see results. With noise only noisy rows may leave a party. With one
     release the parties need no common decision.
     """
     return (config.privacy.hides_parts and has_server(config)) or evaluates_once(config)
@@ -127,7 +127,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
     """Check the parties, restrict or extend their data as the method requires, and apply its settings."""
     from glasu.data.alignment import check_parties, keep_labels
 
-    method = method_of(config)
+    method = find_method(config)
     # Pooled parties have the labels of their owner, but not its name.
     labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
     check_parties(parties, labels, config.train.task)
@@ -144,7 +144,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
     """Apply the settings that the method prescribes; also return those that differ from the request."""
-    prescribed = method_of(config).prescribe(config.model)
+    prescribed = find_method(config).prescribe(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
         for section, keys in prescribed.items()
@@ -156,4 +156,4 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
 
 def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
     """Restrict or extend the parties' data as the method requires. Labels are not checked."""
-    return method_of(config).prepare(parties)
+    return find_method(config).prepare(parties)

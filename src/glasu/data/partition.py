@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.cache.arrays import Workspace, row_pieces
+from glasu.data.cache.arrays import Workspace, divide_rows
 from glasu.data.edge_division import assign_edges, divide_edges, draw_shares
 from glasu.data.graph import Graph, unite_graphs
 from glasu.data.party import CheckedArrays, Labels, PartyData, Splits, have_labels
-from glasu.data.preprocessing import Features, compact_features, mean_length, place_features
+from glasu.data.preprocessing import Features, compact_features, measure_mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream, draw_distinct
 
@@ -35,7 +35,7 @@ MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all p
 class Partition:
     """One way to divide a graph among clients.
 
-    One function chooses the feature columns of each client, another one the edges. Both read the settings of [data] and
+    One function chooses the feature columns of each client, another the edges. Both read the settings of [data] and
     a seed. A client without columns gets one constant column.
     """
 
@@ -70,7 +70,7 @@ def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspac
             features=features,
             feature_names=names,
             graph=graph,
-            checked=CheckedArrays(whole.ids, whole.ids_digest(), features, mean_length(block), graph),
+            checked=CheckedArrays(whole.ids, whole.ids_digest(), features, measure_mean_length(block), graph),
         )
         parties.append(party)
     return parties
@@ -85,7 +85,7 @@ def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tupl
     return compact_features(whole.features[:, own]), names
 
 
-def feature_bounds(columns: int, num_clients: int) -> list[int]:
+def find_column_bounds(columns: int, num_clients: int) -> list[int]:
     """Return the bounds of the clients' column blocks: ceil(d / M) columns, as in the paper, or nearly equal blocks."""
     if num_clients < 1:
         raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
@@ -99,7 +99,7 @@ def feature_bounds(columns: int, num_clients: int) -> list[int]:
 
 def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each client a block of columns."""
-    return [slice(start, stop) for start, stop in pairwise(feature_bounds(features.shape[1], data.num_clients))]
+    return [slice(start, stop) for start, stop in pairwise(find_column_bounds(features.shape[1], data.num_clients))]
 
 
 def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
@@ -108,13 +108,13 @@ def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Worksp
 
 
 def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
-    """Give each client but the last one a block of columns."""
+    """Give each client except the last a block of columns."""
     if data.num_clients < 2:
         raise ConfigError(
             f'data.num_clients={data.num_clients}: data.partition="{data.partition}" puts features and edges at '
             "different clients, so it needs at least 2."
         )
-    bounds = pairwise(feature_bounds(features.shape[1], data.num_clients - 1))
+    bounds = pairwise(find_column_bounds(features.shape[1], data.num_clients - 1))
     return [*(slice(start, stop) for start, stop in bounds), slice(0)]
 
 
@@ -130,7 +130,7 @@ def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Featu
     This is the split by importance of VertiBench (Wu et al. 2024). Its alpha is `data.concentration`.
     """
     count, clients = features.shape[1], data.num_clients
-    feature_bounds(count, clients)  # refuses too few columns
+    find_column_bounds(count, clients)  # refuses too few columns
     shares = draw_shares(clients, data.concentration, Stream(seed, "column shares"))
     draws = Stream(seed, "column owners").numpy()
     owner = np.asarray(np.searchsorted(np.cumsum(shares)[:-1], draws.random(count), side="right"))
@@ -144,7 +144,7 @@ def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[Fe
     With `correlation` 0, no column is distributed: correlated columns stay at one client. With 1, all columns are
     distributed: correlated columns are at different clients. The number of columns of each client does not change.
     """
-    bounds = feature_bounds(features.shape[1], data.num_clients)
+    bounds = find_column_bounds(features.shape[1], data.num_clients)
     order = _order_by_correlation(features)
     owner = np.repeat(np.arange(data.num_clients), np.diff(bounds))  # the client at each position of the order
     key = Stream(seed, "dealt columns").key()
@@ -180,7 +180,7 @@ def correlate_columns(features: Features) -> NDArray[np.float64]:
     nodes, count = features.shape
     products, sums = np.zeros((count, count)), np.zeros(count)
     if isinstance(features, np.ndarray):
-        for rows in row_pieces(features):
+        for rows in divide_rows(features):
             piece = features[rows].astype(np.float64)
             products += piece.T @ piece
             sums += piece.sum(axis=0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from glasu.data.graph import Graph, sort_distinct
 from glasu.data.party_name import check_party_name
-from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, mean_length
+from glasu.data.preprocessing import CSR_PARTS, Features, are_finite, compact_features, measure_mean_length
 from glasu.errors import DataError
 
 Labels = NDArray[np.int64] | NDArray[np.float64]  # class numbers, or numbers to predict
@@ -46,7 +46,7 @@ class Splits:
             raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
         count = len(chosen)
         if len(sort_distinct(chosen)) != count:
-            raise DataError(f"{where}: a node is in two splits; a node can be in one.")
+            raise DataError(f"{where}: a node is in two splits; use disjoint splits.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +174,18 @@ class PartyData:
         """Return the SHA-256 of the list of ids in its order."""
         if self.checked is not None and self.checked.ids is self.ids:
             return self.checked.ids_sha256
-        return ids_sha256(self.ids)
+        return digest_ids(self.ids)
 
     @cached_property
     def set_digest(self) -> str:
         """The SHA-256 of the sorted ids: equal for the same ids in another order."""
-        return ids_sha256(self.ids[np.argsort(self.ids)])
+        return digest_ids(self.ids[np.argsort(self.ids)])
 
     def mean_length(self) -> float:
         """Return the mean Euclidean length of the feature rows that are not zero; 0 if all are zero."""
         if self.checked is not None and self.checked.features is self.features:
             return self.checked.mean_length
-        return mean_length(self.features)
+        return measure_mean_length(self.features)
 
     def cache_key(self) -> str | None:
         """Return the cache key of ids, features and edges, or None if one of them is not from that entry."""
@@ -224,7 +224,7 @@ class PartyData:
         return found.hexdigest()
 
 
-def ids_sha256(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
+def digest_ids(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
     """Return the SHA-256 of a list of ids in its order."""
     if ids.dtype.kind == "i":
         return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()

@@ -11,7 +11,7 @@ MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, 
 
 
 def check_party_name(name: str) -> None:
-    """Refuse a name that is not fit for a file name or a log line."""
+    """Refuse a name that is not suitable for a file name or a log line."""
     fits = 0 < len(name) <= MAX_CHARACTERS and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
     if not fits or name.startswith(".") or set(name) & set("/\\"):
         raise DataError(

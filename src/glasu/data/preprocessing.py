@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.cache.arrays import ARRAY_PIECE, Workspace, row_pieces
+from glasu.data.cache.arrays import ARRAY_PIECE, Workspace, divide_rows
 from glasu.errors import DataError
 from glasu.records import Bounds
 
@@ -28,9 +28,8 @@ Column: TypeAlias = Annotated[int, Bounds(0, 2**31)]
 NORMAL_IQR = 1.3489795003921634  # distance between the quartiles of a standard normal distribution
 LIMIT = 5.0  # prepared values of a scaled column are clipped to -5..5
 MEASURED_ROWS = 1 << 16  # quantiles and lengths of larger graphs are measured at this many rows
-LARGE_COLUMN = (
-    1e4  # a raw column is ignored in `mean_length` if its mean square exceeds the median of all columns by this factor
-)
+# A raw column is ignored in `measure_mean_length` if its mean square exceeds the median of all columns by this factor.
+LARGE_COLUMN = 1e4
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
 
@@ -73,18 +72,18 @@ def place_features(features: Features, prefix: str, workspace: Workspace) -> Fea
 def are_finite(features: Features) -> bool:
     """Return whether no value is infinite or NaN."""
     values = features if isinstance(features, np.ndarray) else features.data
-    return all(np.isfinite(values[rows]).all() for rows in row_pieces(values))
+    return all(np.isfinite(values[rows]).all() for rows in divide_rows(values))
 
 
-def mean_length(features: Features) -> float:
+def measure_mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero.
 
-    The length serves as the unit of the raw features. So columns that are far larger than the others, such as
+    The length serves as the unit of the raw features. Columns that are far larger than the others, such as
     timestamps, are ignored: those whose mean square is more than 10,000 times the median of the columns that are not
     zero.
     """
     columns = np.zeros(features.shape[1])
-    for values, indices in _value_pieces(features):
+    for values, indices in _divide_values(features):
         if indices is None:
             columns += np.einsum("ij,ij->j", values, values, dtype=np.float64)  # makes no copy
         else:
@@ -92,7 +91,7 @@ def mean_length(features: Features) -> float:
     large = columns > LARGE_COLUMN * np.median(columns[columns > 0]) if columns.any() else columns > 0
     if isinstance(features, np.ndarray):
         squares = np.empty(len(features))
-        for rows in row_pieces(features):
+        for rows in divide_rows(features):
             counted = np.where(large, np.float32(0), features[rows]) if large.any() else features[rows]
             squares[rows] = np.einsum("ij,ij->i", counted, counted, dtype=np.float64)
     else:
@@ -100,26 +99,26 @@ def mean_length(features: Features) -> float:
             data = np.where(large[features.indices], np.float32(0), features.data)
             features = make_csr(features.shape, data, features.indices, features.indptr)
         squares = np.asarray(features.multiply(features).sum(axis=1), np.float64).ravel()
-    return _mean_root(squares)
+    return _average_roots(squares)
 
 
-def _mean_root(squares: NDArray[np.float64]) -> float:
+def _average_roots(squares: NDArray[np.float64]) -> float:
     """Return the mean of the roots that are not zero."""
     roots = np.sqrt(squares[squares > 0])
     return float(roots.mean()) if len(roots) else 0.0
 
 
-def _row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
+def _find_row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
     """Return the row of each stored value of a sparse matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 
-def _value_pieces(
+def _divide_values(
     features: Features, piece_bytes: int = ARRAY_PIECE
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[Any] | None]]:
     """Divide features into pieces: dense rows and None, or the stored values of a sparse matrix and their columns."""
     stored = features if isinstance(features, np.ndarray) else np.asarray(features.data)
-    for part in row_pieces(stored, piece_bytes):
+    for part in divide_rows(stored, piece_bytes):
         yield stored[part], None if isinstance(features, np.ndarray) else np.asarray(features.indices[part])
 
 
@@ -179,7 +178,7 @@ class Preparation:
         if not self.dropped and not len(columns.shifted):
             return indptr, indices, values
         # Every row gets a value in each shifted column: the stored one, or the transformed 0.
-        count, shifted, rows = len(indptr) - 1, columns.shifted, _row_numbers(indptr)
+        count, shifted, rows = len(indptr) - 1, columns.shifted, _find_row_numbers(indptr)
         rank = np.full(self.num_columns, -1)
         rank[shifted] = np.arange(len(shifted))
         own, kept = rank[indices] >= 0, columns.place[indices] >= 0
@@ -281,10 +280,10 @@ def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Prepa
 def _find_ranges(
     features: Features, piece_bytes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the least and the greatest value of each column, and whether the column has no other values."""
+    """Return the minimum and the maximum value of each column, and whether the column has no other values."""
     count, width = features.shape
     low, high, stored = np.full(width, np.inf), np.full(width, -np.inf), np.zeros(width, np.int64)
-    for values, indices in _value_pieces(features, piece_bytes):
+    for values, indices in _divide_values(features, piece_bytes):
         if indices is None:
             np.minimum(low, values.min(axis=0), out=low)
             np.maximum(high, values.max(axis=0), out=high)
@@ -296,7 +295,7 @@ def _find_ranges(
     partly = stored < count  # the values that are not stored are 0
     low, high = np.where(partly, np.minimum(low, 0), low), np.where(partly, np.maximum(high, 0), high)
     has_two = ~(partly & (low < 0) & (high > 0))
-    for values, indices in _value_pieces(features, piece_bytes):
+    for values, indices in _divide_values(features, piece_bytes):
         if indices is None:
             has_two &= ((values == low) | (values == high)).all(axis=0)
         else:
@@ -308,7 +307,7 @@ def _read_columns(
     features: Features, columns: NDArray[np.int64], piece_bytes: int
 ) -> Iterator[tuple[int, tuple[NDArray[np.float64], int]]]:
     """Return the values of some columns at the measured rows: the stored values, and the number of implicit zeros."""
-    rows = measured_rows(features.shape[0])
+    rows = choose_measured_rows(features.shape[0])
     if isinstance(features, np.ndarray):
         size = max(1, piece_bytes // (16 * len(rows)))
         for start in range(0, len(columns), size):
@@ -324,7 +323,7 @@ def _read_columns(
             yield column, (values, len(rows) - len(values))
 
 
-def measured_rows(count: int) -> NDArray[np.int64]:
+def choose_measured_rows(count: int) -> NDArray[np.int64]:
     """Return the rows at which quantiles and lengths are measured: all, or 65,536 evenly spaced ones."""
     size = min(count, MEASURED_ROWS)
     return np.arange(size) * count // max(1, size)
@@ -342,12 +341,12 @@ def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -
         if third > first and 2 * (count - len(others)) <= count:
             return centre, (third - first) / NORMAL_IQR
     spread = float(np.median(np.abs(others - centre))) if len(others) else 0.0
-    return centre, spread or max(high - centre, centre - low)  # the measured rows may hold no other value
+    return centre, spread or max(high - centre, centre - low)  # if all measured rows are equal
 
 
 def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:
     """Return the mean length of the prepared rows that are not zero, at the measured rows."""
-    rows, squares = measured_rows(features.shape[0]), []
+    rows, squares = choose_measured_rows(features.shape[0]), []
     size = max(1, piece_bytes // (32 * features.shape[1])) if isinstance(features, np.ndarray) else len(rows)
     for start in range(0, len(rows), max(1, size)):
         some = features[rows[start : start + size]]
@@ -356,5 +355,5 @@ def measure_prepared(features: Features, preparation: Preparation, piece_bytes: 
             squares.append(np.einsum("ij,ij->i", prepared, prepared))
         else:
             indptr, _, data = preparation.apply_sparse(some.indptr, some.indices, some.data, np.float64)
-            squares.append(np.bincount(_row_numbers(indptr), np.square(data), len(indptr) - 1))
-    return _mean_root(np.concatenate([np.zeros(0), *squares]))
+            squares.append(np.bincount(_find_row_numbers(indptr), np.square(data), len(indptr) - 1))
+    return _average_roots(np.concatenate([np.zeros(0), *squares]))

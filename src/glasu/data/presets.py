@@ -1,7 +1,7 @@
 """The presets of `train.preset`: values for keys that the user has not set.
 
 A preset lists candidates in order of preference. A candidate fixes the structure of a run and suggests values for other
-keys. A key that the user sets is never changed: a candidate whose structure contradicts it is left out, and suggestions
+keys. A key that the user sets is never changed: a candidate whose structure contradicts it is omitted, and suggestions
 apply only to keys that are not set. If no candidate is left, all keys keep their defaults.
 
 If several candidates are left, `order_candidates` keeps those that fit the data of the parties. If there are still
@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
 PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
-MIN_TRAINING_EDGES = 200  # least number of directed edges between training nodes to estimate homophily
-# Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if only as often as by chance.
+MIN_TRAINING_EDGES = 200  # minimum number of directed edges between training nodes to estimate homophily
+# Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if they do so as often as by
+# chance.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
 RACE_ROUNDS, RACE_SHARE = 30, 0.3  # limits on the rounds of a candidate in a race: a number, and a share of the run
 
@@ -63,13 +64,13 @@ class Situation(NamedTuple):
 class Candidate:
     """Settings that a preset may choose."""
 
-    structure: Settings = field(default_factory=dict)  # the candidate is left out if the user set another value
+    structure: Settings = field(default_factory=dict)  # the candidate is omitted if the user set another value
     suggestions: Settings = field(default_factory=dict)
-    # True: only if every party has edges, features and labels. False: only if not. None: in both cases.
+    # True: only if every party has edges, features and labels. False: only if a party lacks one. None: always.
     for_complete: bool | None = None
 
     def apply(self, config: RunConfig) -> RunConfig | None:
-        """Return the config with this candidate's values for all keys that are not set; None if a key contradicts."""
+        """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
         changes: dict[str, dict[str, Any]] = {}
         for section, key, value in _list_keys(self.structure):
             if key not in getattr(config, section).given:
@@ -95,7 +96,7 @@ class Preset:
 
         Without such a candidate, all other keys keep their defaults, except in a deep network (`deep`).
         """
-        if config.train.release == "once" and self.chooses_layer:  # no candidate is about it
+        if config.train.release == "once" and self.chooses_layer:  # the candidates do not cover this case
             layer = find_release_layer(config.model.num_layers)
             once = Candidate(suggestions={"model": {"aggregation_layers": (layer,)}})
             applied = once.apply(config)
@@ -248,7 +249,7 @@ def measure_homophily(party: PartyData) -> float | None:
 
 
 def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
-    """Return the settings in which a candidate differs from another one, by name: {"model.backbone": "sage"}."""
+    """Return the settings in which a candidate differs from other candidates, by name: {"model.backbone": "sage"}."""
     flat = candidates[index].flatten()
     return {key: flat[key] for key in list_open_keys(candidates)}
 

@@ -35,7 +35,7 @@ def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *
 
 
 def compare_with_paper(found: Statistics, name: str) -> dict[str, tuple[int, int]] | None:
-    """Return {quantity: (found, in the paper)} for those that differ; None if the paper's table lacks this data set."""
+    """Return {quantity: (found, in the paper)} where they differ; None if the data set is not in the paper's table."""
     paper = find_source(name).paper
     if paper is None:
         return None
@@ -52,4 +52,4 @@ def describe_size(found: Statistics, name: str) -> str:
     if not differing:
         return f"{line}; equal to the paper's table"
     listed = ", ".join(f"{key} {ours} (paper: {theirs})" for key, (ours, theirs) in differing.items())
-    return f"{line}; unlike the paper's table: {listed}"
+    return f"{line}; different from the paper's table: {listed}"

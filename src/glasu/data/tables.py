@@ -134,7 +134,7 @@ class Table:
         first = np.asarray(pc.index_in(ids, pc.unique(ids)))  # rows numbered by first appearance
         repeated = first != np.maximum.accumulate(np.concatenate([[-1], first[:-1]])) + 1
         if repeated.any():
-            raise self.explain(name, repeated, "the id is in an earlier row too; every node has one row.")
+            raise self.explain(name, repeated, "the id is also in an earlier row; every node has one row.")
 
     def positions(self, name: str, ids: Any, why: str, rule: str) -> NDArray[np.int64]:
         """Return the position of each id of a column in the list `ids`.

@@ -63,7 +63,8 @@ SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
 }
 CANDIDATES = (0.003, 0.01, 0.03, 0.1)  # step sizes that benchmarks/partition_steps.py tries for each method
 # (data set, partition) -> the step size of all methods. An entry exists if this step size improves the validation score
-# of every method by more than a point, compared with that in SETTINGS. Pooled runs use the step size in SETTINGS.
+# of every method by more than a point, compared with the step size in SETTINGS. Pooled runs use the step size in
+# SETTINGS.
 LEARNING_RATES = {("cora", "apart"): 0.1}
 
 

@@ -25,7 +25,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 AS_WRITTEN = {"preset": "none", "patience": 0}  # every method runs all rounds with the settings in the files
-TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # these methods use the tuned settings of another
+TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # method -> the method whose tuned settings it uses
 
 NATURAL_RELATIONS = {  # data sets with one client per relation
     "dblp_authors": ("APA", "APCPA", "APTPA"),
@@ -93,14 +93,14 @@ class Run:
     config: RunConfig
 
     def __str__(self) -> str:
-        """Return a relative path without suffix. Runs with other settings have other paths."""
+        """Return a relative path without suffix. Runs with different settings have different paths."""
         dataset, setting = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.dataset, self.setting))
         return f"{dataset}/{self.method}-{setting}/seed-{self.seed}-{self.config.digest()[:8]}"
 
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One row of the table of partitions: a run for each column, or the reason why there is none."""
+    """One row of the table of partitions: for each column a run, or the reason why there is none."""
 
     dataset: str
     partition: str

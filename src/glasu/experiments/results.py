@@ -14,11 +14,11 @@ from glasu import RunReport, __version__
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
-from glasu.model.task import TASKS, Metric, task_of
+from glasu.model.task import TASKS, Metric, make_task
 from glasu.records import RecordError, parse_json, read_record, to_plain
 from glasu.report import AloneScores, list_alone
 
-EPOCH = 6  # to be increased when results or their format change; runs with older results are repeated
+EPOCH = 6  # increase this when results or their format change; runs with older results are repeated
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StoredResult:
 def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResult:
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
-    metric = task_of(run.config.train).selected_by.name
+    metric = make_task(run.config.train).selected_by.name
     if run.method != "centralized" and len(report.parties) != clients:
         raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
     row = Row(
@@ -136,14 +136,14 @@ def load_result(folder: Path, run: Run) -> RunResult | None:
 
 
 def list_rows(folder: Path) -> Iterator[Row]:
-    """Yield the row of every stored result, whatever its settings are."""
+    """Yield the row of every stored result, regardless of its settings."""
     for path in sorted((folder / "runs").rglob("*.json")):
         if (stored := _read(path)) is not None:
             yield stored.result.row
 
 
 def _read(path: Path) -> StoredResult | None:
-    """Read a stored result; None if there is none, or if it is damaged or has another form."""
+    """Read a stored result; None if there is none, or if it is damaged or has a different format."""
     try:
         stored = read_record(StoredResult, parse_json(path.read_bytes(), path.name), path.name, finite=False)
     except (OSError, RecordError):

@@ -25,7 +25,7 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, TrainingError
 from glasu.experiments.space import Choices, Point, Space, apply_point, format_point, label, read_space, require
 from glasu.files import hold_folder, write_atomically
-from glasu.model.task import Metric, task_of
+from glasu.model.task import Metric, make_task
 from glasu.records import to_plain
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SearchResult:
 
     def summary(self) -> str:
         """Return the search in one line."""
-        metric = task_of(self.config.train).selected_by
+        metric = make_task(self.config.train).selected_by
         return (
             f"best of {_count_states(self.trials)}: validation {metric.title} {metric.format(self.score)} with "
             f"{format_point(self.point)}; see {self.best_file}"
@@ -115,7 +115,7 @@ def _run(search: _Search) -> SearchResult:
     from glasu.experiments.workers import block_interrupts, run_tasks
 
     options, config, space = search.options, search.config, search.space
-    metric = task_of(config.train).selected_by
+    metric = make_task(config.train).selected_by
     with open_study(options.out / "study.db", _settings(search)) as storage:
         study = Study(storage, space, options.sampler, config.train.seed, space.point_of(config))
         finished = study.list_finished()
@@ -160,7 +160,7 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
 
 
 def _settings(search: _Search) -> dict[str, Any]:
-    """Return the settings that decide the trials, as plain values. The location of the data is not one of them."""
+    """Return the settings that decide the trials, as plain values. They do not include the location of the data."""
     run = {**search.config.flatten(), "data.parties": search.config.data.parties}
     space = {
         f"space {key}": list(values.ends) if isinstance(values, Choices) else to_plain(values)

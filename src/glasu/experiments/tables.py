@@ -1,4 +1,4 @@
-"""Turn results into tables. Those of the paper show the paper's results beside ours."""
+"""Turn results into tables. The paper's tables also show the paper's results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def format_spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{fmean(values):.{digits}f}{deviation}"
 
 
-def percentages(results: Sequence[RunResult]) -> list[float]:
+def list_percentages(results: Sequence[RunResult]) -> list[float]:
     """Return the test accuracies in per cent."""
     return [100 * result.row.test_accuracy for result in results]
 
@@ -98,7 +98,7 @@ def _format_cost(results: Sequence[RunResult]) -> tuple[str, ...]:
 
 def _compare(theirs: float | None, results: Sequence[RunResult]) -> tuple[str, str, str]:
     """Format the paper's accuracy, ours and the difference."""
-    ours = percentages(results)
+    ours = list_percentages(results)
     if theirs is None or any(result.notes for result in results):  # a note means that the paper used other data
         return DASH, format_spread(ours), DASH
     return f"{theirs:.1f}", format_spread(ours), f"{fmean(ours) - theirs:+.1f}"
@@ -140,7 +140,7 @@ def _relations(cells: Cells) -> TextTable:
             )
         for method, results in found.items():
             name = "mean of the parties alone" if method == "standalone" else method
-            rows.append((dataset, name, format_spread(percentages(results)), str(len(results))))
+            rows.append((dataset, name, format_spread(list_percentages(results)), str(len(results))))
     note = "One client per relation, feature blocks as stored, 60 training nodes per class; test accuracy in per cent."
     return TextTable("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
 
@@ -241,7 +241,7 @@ def _backbones(cells: Cells) -> TextTable:
             extras = {"skip connection": model.residual, "layer norm": model.normalization == "layer"}
             name = ", ".join([model.backbone, *(extra for extra, there in extras.items() if there)])
             shape = (name, str(model.num_layers))
-            rows.append((dataset, *shape, best, format_spread(percentages(results)), *_format_cost(results)))
+            rows.append((dataset, *shape, best, format_spread(list_percentages(results)), *_format_cost(results)))
     note = "GLASU-4 with three graph neural networks; best validation and test accuracy in per cent."
     return TextTable("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))
 

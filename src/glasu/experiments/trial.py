@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from glasu.config import RunConfig
-from glasu.data.methods import method_of
+from glasu.data.methods import find_method
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
@@ -46,7 +46,7 @@ class Outcome:
     bytes: int | None = None  # bytes sent until the best evaluation
     num_rounds: int | None = None  # the configured number, or the number that fits into the budget with every seed
     seconds: float = 0.0
-    note: str = ""  # reason of a failure
+    note: str = ""  # reason for a failure
     marks: tuple[float, ...] = ()  # the score at each mark; run i has the marks i * MARKS ... (i + 1) * MARKS - 1
 
 
@@ -114,7 +114,7 @@ def run_trial(
     for index in range(terms.seeds):
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
-        combines = method_of(seeded).averages
+        combines = find_method(seeded).averages
         runs.append(_Run(len(parties), terms.max_bytes, should_stop, combines=combines))
         try:
             runs[-1].train(parties, seeded, workers)
@@ -157,7 +157,7 @@ class _Run:
             train(parties, config, observer=observe, workers=workers)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
-        """Return the best evaluation of each party up to a round; of equal ones, the earlier."""
+        """Return the best evaluation of each party up to a round; of equal ones, the earliest."""
         return [
             max((item for item in items if until is None or item.round <= until), key=lambda item: item.score)
             for items in self.evaluations.values()

@@ -107,7 +107,7 @@ def block_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    resource_tracker.ensure_running()  # otherwise starting the first process starts it, which unblocks SIGINT
+    resource_tracker.ensure_running()  # otherwise the first new process would start it, and that unblocks SIGINT
     arrived = []
     handler = signal.signal(signal.SIGINT, lambda *_: arrived.append(True))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -81,8 +81,8 @@ class _Collector:
         status, connected = view.status, {name: int(there) for name, there in view.connected.items()}
         moved = {"to_server": status.bytes_to_server, "to_clients": status.bytes_to_clients}
         yield Gauge("glasu_rounds_done", "Rounds finished so far.", status.round)
-        yield Gauge("glasu_rounds_planned", "Greatest number of rounds.", status.num_rounds)
-        yield Gauge("glasu_attempt", "Attempt number; it grows when a process restarts.", status.attempt)
+        yield Gauge("glasu_rounds_planned", "Maximum number of rounds.", status.num_rounds)
+        yield Gauge("glasu_attempt", "Attempt number; it increases when a process restarts.", status.attempt)
         yield Gauge("glasu_finished", "1 when all roles have written their results.", int(view.finished))
         if status.loss is not None:
             yield Gauge("glasu_loss", "Mean training loss of the last reported round.", status.loss)

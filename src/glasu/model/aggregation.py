@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Aggregation(ABC):
     """Combines the partials H_m^+[l] into H[l+1]. To add an aggregation, register a subclass."""
 
-    allows_absence: ClassVar[bool] = False  # whether some clients' partials make an H[l+1] of the same width
+    allows_absence: ClassVar[bool] = False  # whether H[l+1] has the same width if some clients are absent
     is_mean: ClassVar[bool] = False  # whether H[l+1] is the mean of the partials
 
     num_clients: int  # M
@@ -163,7 +163,7 @@ class Concat(Aggregation):
 AGGREGATIONS: dict[str, type[Aggregation]] = {"mean": Mean, "concat": Concat}
 
 
-def aggregation_of(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
+def make_aggregation(model: ModelConfig, num_clients: int, client: int = 0) -> Aggregation:
     """Return the aggregation that the config names. The server needs no client index."""
     found: Aggregation = registry.load("aggregation", model.aggregation)(num_clients, client)
     return found

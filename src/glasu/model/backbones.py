@@ -142,7 +142,7 @@ class Custom(ConvolutionBackbone):
 BACKBONES: dict[str, type[Backbone]] = {"gcn": GCN, "gcnii": GCNII, "gat": GAT, "sage": SAGE, "custom": Custom}
 
 
-def backbone_class(config: ModelConfig) -> type[Backbone]:
+def find_backbone(config: ModelConfig) -> type[Backbone]:
     """Return the class of the backbone that the config names."""
     found: type[Backbone] = registry.load("backbone", config.backbone)
     return found
@@ -155,7 +155,7 @@ def build_backbone(config: ModelConfig, convolution: Callable[[int, int], nn.Mod
         config: the settings of the network.
         convolution: builds the layers of the backbone "custom": (input width, output width) -> a PyG convolution.
     """
-    kind = backbone_class(config)
+    kind = find_backbone(config)
     if kind.takes_convolution != (convolution is not None):
         raise ConfigError(
             f'model.backbone={config.backbone!r}: a custom convolution needs backbone = "custom" and is passed in '

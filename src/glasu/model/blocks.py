@@ -103,7 +103,7 @@ def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArr
 
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
-    """Take every edge; S[l] is every node of the graph."""
+    """Return every edge into the targets; S[l] is every node of the graph."""
     return Draw(np.arange(graph.num_nodes), *edges_into(graph, targets))
 
 
@@ -112,7 +112,7 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 
     A drawn edge is scaled by deg / min(deg, fanout), the inverse of its probability.
     """
-    return Draw(*kernels.draw_neighbors(*_edges_of(graph), targets, fanout, *split_key(key), labels))
+    return Draw(*kernels.draw_neighbors(*_list_edges(graph), targets, fanout, *split_key(key), labels))
 
 
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
@@ -120,7 +120,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: No
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
-    candidates = kernels.neighbors_outside(*_edges_of(graph), targets, labels)
+    candidates = kernels.neighbors_outside(*_list_edges(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
     drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
@@ -159,29 +159,29 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
     scale = np.ones(len(used)) if draw.scale is None else draw.scale
     scale = np.where(found == 1, scale * (added / max(1, room)), scale)[used]
     starts = np.concatenate([[0], np.cumsum(used)])[draw.starts]
-    return Draw(_union(targets, kept), starts, draw.edges[used], scale)
+    return Draw(_unite(targets, kept), starts, draw.edges[used], scale)
 
 
 def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
-    """Take every edge from `nodes` into `targets`, unscaled."""
-    starts, edges, _ = kernels.edges_between(*_edges_of(graph), targets, nodes, labels)
+    """Return every edge from `nodes` into `targets`, unscaled."""
+    starts, edges, _ = kernels.edges_between(*_list_edges(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
 
 
-def _edges_of(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _list_edges(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     return np.asarray(graph.indptr), np.asarray(graph.indices)  # numba must see plain arrays, not memory maps
 
 
-def _union(targets: NodeSet, new: NodeSet) -> NodeSet:
+def _unite(targets: NodeSet, new: NodeSet) -> NodeSet:
     """Return the union of two disjoint sets."""
     return np.sort(np.concatenate([targets, new]))
 
 
 def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
     """Keep the edges from `targets`, and the edges from nodes drawn out of `population`; scale up the latter."""
-    starts, edges, outside = kernels.edges_between(*_edges_of(graph), targets, drawn, labels)
+    starts, edges, outside = kernels.edges_between(*_list_edges(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
-    return Draw(_union(targets, drawn), starts, edges, scale)
+    return Draw(_unite(targets, drawn), starts, edges, scale)
 
 
 class Adjacency:
@@ -196,9 +196,9 @@ class Adjacency:
         self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
-            self._inverse = _power(graph.degree + 1.0, -0.5)
+            self._inverse = _raise_degrees(graph.degree + 1.0, -0.5)
         else:
-            self._inverse = _power(graph.degree, -1.0) if normalization == "mean" else NO_WEIGHTS
+            self._inverse = _raise_degrees(graph.degree, -1.0) if normalization == "mean" else NO_WEIGHTS
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
@@ -226,7 +226,7 @@ class Adjacency:
         return Block(SparseRows(indptr, columns, values, len(nodes)), positions)
 
 
-def _power(degree: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
+def _raise_degrees(degree: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
     result = np.zeros_like(degree)
     np.power(degree, exponent, out=result, where=degree > 0)
     return result

@@ -1,7 +1,7 @@
 """Dropout whose masks are functions of a key: the same round, step and layer always give the same mask.
 
-There are two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its backward pass needs the
-same masks. And a client that crashed and computes a round again must send the same bytes.
+This has two uses. Step 0 of a round reuses the forward pass of the joint inference, so its backward pass needs the same
+masks. And a client that repeats a round after a crash must send the same bytes.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ class Dropout:
         seed_torch_generator(self.stream(layer))
 
 
-def no_dropout() -> Dropout:
+def make_no_dropout() -> Dropout:
     """Return a dropout that drops nothing, for evaluation."""
     return Dropout(0.0, lambda layer: Stream(0, "dropout", layer=layer))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from glasu.model.blocks import NodeSet
-from glasu.model.dropout import no_dropout
-from glasu.model.layers import Hidden, Layer, rows_of
+from glasu.model.dropout import make_no_dropout
+from glasu.model.layers import Hidden, Layer, take_rows
 from glasu.model.sampler import Sampler
 from glasu.model.split import ClientModel
 from glasu.model.step import ForwardStep, ProgressEvent
@@ -35,7 +35,7 @@ class FeatureRows:
 
     @cached_property
     def whole(self) -> Hidden:
-        """All rows. They stay in memory, because later products read all rows, too."""
+        """All rows. They stay in memory, because later products also read all rows."""
         return self.read(np.arange(self.shape[0]))
 
     def rows(self, positions: NodeSet) -> Hidden:
@@ -67,7 +67,7 @@ class ExactInference(ForwardStep):
             return self.features
         self._initial = self._new_rows(self.features.shape[0])
         for nodes in self.features.chunks():
-            encoded, _ = self.model.encode(self.features.read(nodes), no_dropout())
+            encoded, _ = self.model.encode(self.features.read(nodes), make_no_dropout())
             assert isinstance(encoded, Tensor)
             self._initial[nodes[0] : nodes[-1] + 1] = encoded
         return self._initial
@@ -83,10 +83,10 @@ class ExactInference(ForwardStep):
         module = self.model.layers[layer]
         assert isinstance(module, Layer)
         if not isinstance(hidden, FeatureRows):
-            hidden = self.model.layer_input(layer, hidden, no_dropout())
+            hidden = self.model.layer_input(layer, hidden, make_no_dropout())
         prepared = _prepare(module, hidden)
         for rows, block, columns in self.sampler.exact_blocks(targets):  # the cost of a chunk is its number of edges
-            initial = None if self._initial is None else rows_of(self._initial, targets[rows])
+            initial = None if self._initial is None else take_rows(self._initial, targets[rows])
             assert initial is None or isinstance(initial, Tensor)
             ready = _rows(prepared, columns)
             read = ready if prepared is hidden else _rows(hidden, columns) if module.reads_input else None
@@ -98,14 +98,14 @@ class ExactInference(ForwardStep):
 
     @torch.no_grad()
     def logits(self, joint: Tensor) -> Tensor:
-        return self.model.classify(joint, no_dropout())
+        return self.model.classify(joint, make_no_dropout())
 
     def _new_rows(self, count: int) -> Tensor:
         return torch.empty(count, self.model.config.hidden, dtype=next(self.model.parameters()).dtype)
 
 
 def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:
-    return hidden.rows(positions) if isinstance(hidden, FeatureRows) else rows_of(hidden, positions)
+    return hidden.rows(positions) if isinstance(hidden, FeatureRows) else take_rows(hidden, positions)
 
 
 def _prepare(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:

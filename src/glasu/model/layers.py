@@ -33,7 +33,7 @@ class _SparseProduct(torch.autograd.Function):
     def forward(ctx: Any, matrix: SparseRows, dense: Tensor, plus: Tensor | None, share: float) -> Tensor:
         ctx.matrix, ctx.share = matrix, share
         total = dense.new_zeros(matrix.shape[0], dense.shape[1]) if plus is None else plus * share
-        kernels.add_product(matrix.indptr, matrix.indices, matrix.data, _array(dense), total.numpy())
+        kernels.add_product(matrix.indptr, matrix.indices, matrix.data, _to_array(dense), total.numpy())
         return total
 
     @staticmethod
@@ -41,15 +41,15 @@ class _SparseProduct(torch.autograd.Function):
         matrix, back = ctx.matrix, None
         if ctx.needs_input_grad[1]:
             back = gradient.new_zeros(matrix.width, gradient.shape[1])
-            kernels.add_transposed(matrix.indptr, matrix.indices, matrix.data, _array(gradient), back.numpy())
+            kernels.add_transposed(matrix.indptr, matrix.indices, matrix.data, _to_array(gradient), back.numpy())
         return None, back, gradient * ctx.share if ctx.needs_input_grad[2] else None, None
 
 
-def _array(dense: Tensor) -> np.ndarray:
+def _to_array(dense: Tensor) -> np.ndarray:
     return dense.detach().contiguous().numpy()
 
 
-def sparse_product(matrix: SparseRows, dense: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
+def multiply_sparse(matrix: SparseRows, dense: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
     """Return matrix @ dense (+ share * plus), differentiable in `dense` and `plus`."""
     result: Tensor = _SparseProduct.apply(matrix, dense, plus, share)  # type: ignore[no-untyped-call]
     return result
@@ -58,12 +58,12 @@ def sparse_product(matrix: SparseRows, dense: Tensor, plus: Tensor | None = None
 def mix_rows(block: Block, hidden: Tensor, plus: Tensor | None = None, share: float = 1.0) -> Tensor:
     """Return the rows S[l+1] of A H (+ share * plus), differentiable in H and `plus`."""
     if block.dense is None:
-        return sparse_product(block.matrix, hidden, plus, share)
+        return multiply_sparse(block.matrix, hidden, plus, share)
     dense = torch.from_numpy(block.dense)
     return dense @ hidden if plus is None else torch.addmm(plus, dense, hidden, beta=share)
 
 
-def rows_of(hidden: Hidden, positions: np.ndarray) -> Hidden:
+def take_rows(hidden: Hidden, positions: np.ndarray) -> Hidden:
     """Return the rows at `positions`; all rows in their order are returned without a copy."""
     if is_everything(positions, hidden.shape[0]):
         return hidden
@@ -81,7 +81,7 @@ class Projection(nn.Module):
 
     def forward(self, hidden: Hidden) -> Tensor:
         if not isinstance(hidden, Tensor):
-            product = sparse_product(hidden, self.weight)
+            product = multiply_sparse(hidden, self.weight)
             return product if self.bias is None else product + self.bias
         return hidden @ self.weight if self.bias is None else torch.addmm(self.bias, hidden, self.weight)
 
@@ -184,13 +184,13 @@ class SAGELayer(Layer):
         self.root = Projection(width_in, width_out, bias=False)
 
     def prepare(self, hidden: Hidden) -> Hidden:
-        return hidden if isinstance(hidden, Tensor) else sparse_product(hidden, self.neighbors.weight)
+        return hidden if isinstance(hidden, Tensor) else multiply_sparse(hidden, self.neighbors.weight)
 
     def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
         assert isinstance(prepared, Tensor)
         assert hidden is not None
         mean = mix_rows(block, prepared)
-        own: Tensor = self.root(rows_of(hidden, block.positions))
+        own: Tensor = self.root(take_rows(hidden, block.positions))
         if isinstance(hidden, Tensor):
             mean = mean @ self.neighbors.weight
         assert self.neighbors.bias is not None
@@ -201,7 +201,7 @@ class GATLayer(Layer):
     """Attention over the block's edges and self loops, with concatenated heads (Velickovic et al. 2018).
 
     Edge weights are ignored, because attention replaces them (`Backbone.uses_edge_weights`). In training, dropout
-    applies to attention weights as to the layer's input, as in the GAT paper; otherwise the layer overfits.
+    applies to attention weights and to the layer's input, as in the GAT paper; otherwise the layer overfits.
     """
 
     negative_slope = 0.2
@@ -233,7 +233,7 @@ class GATLayer(Layer):
         toward = (values * self.attention_source).sum(-1)
         own = (values[torch.from_numpy(block.positions)] * self.attention_target).sum(-1)
         score = nn.functional.leaky_relu(toward[source] + own[target], self.negative_slope)
-        score = score - _largest(score.detach(), target, rows)[target]  # same softmax, without overflow of exp
+        score = score - _find_largest(score.detach(), target, rows)[target]  # same softmax, without overflow of exp
         weight = score.exp()
         share = weight / weight.new_zeros(rows, self.heads).index_add(0, target, weight)[target]
         share = share if drop is None else drop(share)
@@ -241,7 +241,7 @@ class GATLayer(Layer):
         return total.reshape(rows, width) + self.bias
 
 
-def _largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
+def _find_largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
     index = target.unsqueeze(-1).expand_as(score)
     return score.new_full((rows, score.shape[1]), -math.inf).scatter_reduce(0, index, score, "amax")
 
@@ -267,7 +267,7 @@ class ResidualLayer(Layer):
         return result + self._own(hidden, block)
 
     def _own(self, hidden: Hidden, block: Block) -> Tensor:
-        own: Tensor = self.skip(rows_of(hidden, block.positions))
+        own: Tensor = self.skip(take_rows(hidden, block.positions))
         return own
 
 

@@ -19,8 +19,8 @@ ALL = (slice(None),)  # the whole vector, as one part
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
-def schedule_factor(config: RunConfig, round_index: int) -> float:
-    """Return the factor on the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
+def find_schedule_factor(config: RunConfig, round_index: int) -> float:
+    """Return the factor of the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
     progress = round_index / config.train.num_rounds
     if config.train.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
@@ -58,7 +58,7 @@ class Optimizer:
         return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
 
     def step(self, parts: Sequence[slice] = ALL) -> None:
-        """Update the weights by their gradients. Plain SGD updates only `parts`, those that were not updated yet."""
+        """Update the weights from their gradients. Plain SGD updates only `parts`, which were not updated before."""
         self.steps += 1
         kind, train = self.weights.dtype.type, self.train
         if train.optimizer == "adam":

@@ -16,7 +16,7 @@ from glasu.model.task import ScoreRows, Task
 
 ALPHAS = (1.0, 0.8, 0.5, 0.3, 0.2, 0.1)  # 1 leaves the scores unchanged
 PROPAGATING = ALPHAS[1:]  # the values of alpha that change the scores
-STEPS = 10  # more steps changed validation scores less than another seed does (docs/experiments.md)
+STEPS = 10  # more steps changed validation scores less than a change of the seed did (docs/experiments.md)
 
 
 def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS) -> ScoreRows:
@@ -49,7 +49,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
 
 
 def choose_alpha(score: Callable[[float], float], alphas: Iterable[float] = ALPHAS) -> float:
-    """Return the alpha with the greatest score; the first one if scores are equal or all NaN."""
+    """Return the alpha with the largest score; the first one if scores are equal or all NaN."""
     scores = {alpha: score(alpha) for alpha in alphas}
     return max(scores, key=lambda alpha: np.nan_to_num(scores[alpha], nan=-np.inf))
 

@@ -18,7 +18,7 @@ from glasu import registry
 from glasu.config import RunConfig, TrainConfig
 from glasu.data.graph import Graph
 from glasu.model import kernels
-from glasu.model.backbones import backbone_class
+from glasu.model.backbones import find_backbone
 from glasu.model.blocks import (
     Adjacency,
     Block,
@@ -33,13 +33,13 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.secret import Secret
-from glasu.wire.encodings import compute_dtype
+from glasu.wire.encodings import find_compute_dtype
 
 log = logging.getLogger("glasu.model")
 DENSELY_READ = 4  # an exact product reads all rows if the number of its edges exceeds a quarter of the number of nodes
 
 
-def training_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
+def draw_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
     """Draw the examples of one round uniformly. Every client that knows the training examples draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
@@ -75,17 +75,17 @@ class Sampler(ABC):
     shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
     reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L is all nodes, with all edges
     keeps_matrices = False  # whether blocks are kept from round to round and for evaluations
-    leaves_out_rows = False  # whether `blocks` leaves out rows that this client neither shares nor reads
+    leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
     chunk_rows = 8192  # rows per exact product
     chunk_edges = 2**20  # edges per exact product
 
     def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
         """Prepare to draw from the graph of client m; the settings are resolved."""
-        backbone = backbone_class(config.model)
+        backbone = find_backbone(config.model)
         self.train, self.graph, self.client = config.train, graph, client
         self.private_seed: int | Secret = config.train.seed  # seeds draws that are not shared; `Learner` sets it
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
-        self.adjacency = Adjacency(graph, backbone.normalization, compute_dtype(config))
+        self.adjacency = Adjacency(graph, backbone.normalization, find_compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
         if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
             log.warning(
@@ -256,7 +256,7 @@ class SharedSeed(_Sampled):
 SAMPLERS: dict[str, type[Sampler]] = {"full": FullGraph, "neighbor": Neighbor, "shared": SharedSeed}
 
 
-def sampler_class(train: TrainConfig) -> type[Sampler]:
+def find_sampler(train: TrainConfig) -> type[Sampler]:
     """Return the class of the sampler that the config names."""
     found: type[Sampler] = registry.load("sampler", train.sampler)
     return found

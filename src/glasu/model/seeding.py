@@ -8,14 +8,14 @@ import torch
 from glasu.randomness import Stream
 from glasu.secret import Secret
 
-# The state of torch's CPU generator (MT19937) in 64-bit words: three of bookkeeping, then 624 of 32 bits each.
+# The state of torch's CPU generator (MT19937) in 64-bit words: three for bookkeeping, then 624 with 32 bits each.
 _WORDS = slice(3, 3 + 624)
 
 
 def seed_torch_generator(stream: Stream) -> None:
     """Seed torch's generator with a stream.
 
-    `manual_seed` uses only 32 bits of its seed, and a reader of one message could try all of them. So a stream with a
+    `manual_seed` uses only 32 bits of its seed, so a reader of one message could try all seeds. So a stream with a
     secret sets all words of the state. A public stream does not need this.
     """
     generator = torch.default_generator

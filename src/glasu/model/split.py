@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from glasu.config import ModelConfig
-from glasu.model.aggregation import aggregation_of
+from glasu.model.aggregation import make_aggregation
 from glasu.model.backbones import build_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
@@ -52,7 +52,7 @@ class ClientModel(nn.Module):
         self.config = config
         self.backbone = build_backbone(config, convolution)
         self.aggregation_layers = frozenset(config.aggregation_layers)
-        wide = config.hidden * aggregation_of(config, num_clients).widening
+        wide = config.hidden * make_aggregation(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
         # Layers of other libraries draw their weights from torch's global generator. It is seeded before each layer,
@@ -118,20 +118,20 @@ class ClientModel(nn.Module):
 
 
 def draw_classifier(stream: Stream, width: int, num_outputs: int) -> Projection:
-    """Return the first classifier as `ClientModel` draws it. With the stream of a public seed, anybody can."""
+    """Return the initial classifier as `ClientModel` draws it. With a public seed, any role can compute it."""
     with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
         seed_torch_generator(stream)
         return Projection(width, num_outputs)
 
 
-def input_scale(config: ModelConfig, mean_length: float) -> float:
+def find_input_scale(config: ModelConfig, mean_length: float) -> float:
     """Return the factor for the features. "auto" scales the mean length of the rows that are not zero to 3."""
     if config.input_scale != "auto":
         return config.input_scale
     return TYPICAL_NORM / mean_length if mean_length else 1.0
 
 
-def weights_digest(weights: Mapping[str, Tensor]) -> str:
+def digest_weights(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the weights, sorted by name, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(weights):

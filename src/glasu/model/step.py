@@ -20,7 +20,7 @@ from torch import Tensor
 from glasu import registry
 from glasu.model.blocks import Block
 from glasu.model.dropout import Dropout
-from glasu.model.layers import Hidden, rows_of
+from glasu.model.layers import Hidden, take_rows
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 
@@ -90,7 +90,7 @@ class Step(ForwardStep):
 
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:
-        """Finish the backward pass, given the gradient at H_m[0]. Weights change here at the earliest."""
+        """Finish the backward pass, given the gradient at H_m[0]. Weights do not change before this call."""
 
 
 class AutogradStep(Step):
@@ -126,7 +126,7 @@ class AutogradStep(Step):
         if isinstance(hidden, Tensor) and (layer > 0 or self._encoded is not None):
             leaf = hidden = self._leaf(hidden)
         if self._encoded is not None:
-            rows = rows_of(self._initial, self.inputs.initial_rows[layer])
+            rows = take_rows(self._initial, self.inputs.initial_rows[layer])
             assert isinstance(rows, Tensor)
             initial = self._leaf(rows)
         with torch.set_grad_enabled(self.recording):

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -74,8 +75,8 @@ class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
     metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
-    selected_by: ClassVar[Metric]  # the model with its greatest value on the validation nodes is selected
-    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this one selects
+    selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
+    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric selects
     scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
@@ -139,7 +140,7 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
-        """Return the scores that a client releases in place of its logits, for example class probabilities."""
+        """Return the scores that a client releases instead of its logits, for example class probabilities."""
 
     def convert_scores(self, scores: ScoreRows) -> ScoreRows:
         """Return the mean of released scores in the unit of the labels. Metrics and predictions use the result."""
@@ -169,7 +170,7 @@ class Task(ABC):
         """Return the metrics of one or more nodes with known labels."""
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Return the number whose greatest value selects the model; NaN if no validation node has a known label."""
+        """Return the number whose largest value selects the model; NaN if no validation node has a known label."""
         score = metrics[self.selected_by.name]
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
@@ -183,13 +184,9 @@ class Task(ABC):
     def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return the predictions for Python, one row per node."""
 
-    @abstractmethod
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        """Return the predictions for a table, one text per node."""
-
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
         """Return the columns of a table of predictions, without the ids."""
-        predicted: dict[str, Any] = {"prediction": self.describe(scores, classes)}
+        predicted: dict[str, Any] = {"prediction": self.predict(scores, classes).tolist()}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
 
 
@@ -234,7 +231,7 @@ class Multiclass(Task):
             return error
         sums = scores.sum(axis=1, dtype=np.float64)
         worst = float(sums[np.abs(sums - 1).argmax()]) if len(sums) else 1.0
-        if abs(worst - 1) > _tolerance(scores):
+        if abs(worst - 1) > _find_tolerance(scores):
             return f"expected rows that sum to 1, got a row that sums to {worst:.6g}"
         return ""
 
@@ -252,7 +249,11 @@ class Multiclass(Task):
         truth, predicted = labels[:, None] == classes, scores.argmax(axis=1)[:, None] == classes
         accuracy = float((truth & predicted).any(axis=1).mean())
         likelihood = scores[np.arange(len(labels)), labels]
-        return {"accuracy": accuracy, "macro_f1": _macro_f1(truth, predicted), "loss": _mean_loss(likelihood)}
+        return {
+            "accuracy": accuracy,
+            "macro_f1": _measure_macro_f1(truth, predicted),
+            "loss": _measure_mean_loss(likelihood),
+        }
 
     def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
         if len(scores) < MIN_JUDGED:
@@ -267,15 +268,12 @@ class Multiclass(Task):
         names: NDArray[Any] = np.asarray(classes)[scores.argmax(axis=1)]
         return names
 
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        return [classes[index] for index in scores.argmax(axis=1)]
-
 
 class Binary(Multiclass):
     """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
 
-    The logit belongs to the second class, which is the positive one. This equals two logits of which the first is
-    always 0, so losses, scores and checks are the same as in `Multiclass`.
+    The logit belongs to the second class, which is the positive class. This is equivalent to two logits of which the
+    first is always 0, so losses, scores and checks are the same as in `Multiclass`.
     """
 
     metrics = (ROC_AUC, AVERAGE_PRECISION, ACCURACY, MACRO_F1, LOSS)
@@ -336,9 +334,9 @@ class Multilabel(Task):
         hits, either = (truth & predicted).sum(), truth.sum(axis=0) + predicted.sum(axis=0)
         return {
             "accuracy": float((truth == predicted).mean()),
-            "macro_f1": _macro_f1(truth, predicted),
+            "macro_f1": _measure_macro_f1(truth, predicted),
             "micro_f1": float(2 * hits / max(1, either.sum())),
-            "loss": _mean_loss(np.where(truth, scores, 1 - scores)),
+            "loss": _measure_mean_loss(np.where(truth, scores, 1 - scores)),
         }
 
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
@@ -348,9 +346,10 @@ class Multilabel(Task):
         """Return 0 or 1 for each class, shape (n, C)."""
         return (scores > 0.5).astype(np.int64)
 
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        decided = self.predict(scores, classes)
-        return [" ".join(name for name, yes in zip(classes, row, strict=True) if yes) for row in decided]
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+        columns, decided = super().columns(scores, classes), self.predict(scores, classes)
+        columns["prediction"] = [" ".join(compress(classes, row)) for row in decided]
+        return columns
 
 
 class Regression(Task):
@@ -432,9 +431,6 @@ class Regression(Task):
         numbers: NDArray[Any] = scores[:, 0]
         return numbers
 
-    def describe(self, scores: ScoreRows, classes: Sequence[str]) -> list[str]:
-        return [repr(float(number)) for number in scores[:, 0]]
-
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
         return {"prediction": self.predict(scores, classes)}
 
@@ -447,7 +443,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task_of(train: TrainConfig) -> Task:
+def make_task(train: TrainConfig) -> Task:
     """Return the task that the config names."""
     found: Task = registry.load("task", train.task)()
     return found
@@ -456,9 +452,9 @@ def task_of(train: TrainConfig) -> Task:
 def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> dict[str, float]:
     """Return the area under the ROC curve and the average precision. Nodes with equal scores share a threshold.
 
-    Without a positive or a negative node, the area is undefined (NaN); without a positive one, the precision is 0.
+    Without a positive or a negative node, the area is undefined (NaN); without a positive node, the precision is 0.
     """
-    _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the greatest score down
+    _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the largest score down
     hits = np.bincount(place, positive).astype(np.int64)
     misses = np.bincount(place, ~positive).astype(np.int64)
     num_hits, num_misses = int(hits.sum()), int(misses.sum())
@@ -492,25 +488,25 @@ def _weigh_classes(
 
 
 def _add_zero_logit(logits: Tensor) -> Tensor:
-    """Return the logits of both classes, given the logits of the second one."""
+    """Return the logits of both classes, given the logits of the second class."""
     import torch
 
     return torch.cat([torch.zeros_like(logits), logits], dim=1)
 
 
-def _macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
+def _measure_macro_f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> float:
     """Return the mean F1 of the classes that occur in the labels or in the predictions."""
     hits, either = (truth & predicted).sum(axis=0), truth.sum(axis=0) + predicted.sum(axis=0)
     present = either > 0
     return float((2 * hits[present] / either[present]).sum() / max(1, present.sum()))
 
 
-def _mean_loss(likelihood: NDArray[np.float64]) -> float:
+def _measure_mean_loss(likelihood: NDArray[np.float64]) -> float:
     """Return the mean negative log-likelihood; a likelihood of 0 counts as the smallest positive float."""
     return float(-np.log(np.maximum(likelihood, np.finfo(np.float64).tiny)).mean())
 
 
-def _tolerance(scores: ScoreRows) -> float:
+def _find_tolerance(scores: ScoreRows) -> float:
     """Return the allowed rounding error of a score or of a sum of scores. It grows with the number of classes."""
     return 4.0 * float(np.finfo(scores.dtype).eps) * (8 + int(scores.shape[1]))
 
@@ -519,7 +515,7 @@ def _find_range_error(scores: ScoreRows, least: float = 0, most: float = 1) -> s
     if not scores.size:
         return ""
     lowest, highest = float(scores.min()), float(scores.max())
-    margin = _tolerance(scores) * most
+    margin = _find_tolerance(scores) * most
     if not (lowest >= least - (margin if least else 0) and highest <= most + margin):  # NaN fails both comparisons
         return f"expected values in {least:g}..{most:g}, got {highest if lowest >= least else lowest:.6g}"
     return ""

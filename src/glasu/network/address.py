@@ -21,6 +21,6 @@ def check_address(address: str, option: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port; an IPv6 address without its brackets."""
+    """Return host and port; the brackets of an IPv6 address are removed."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)

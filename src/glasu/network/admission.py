@@ -27,23 +27,23 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
-from glasu.network.log_lines import printable
+from glasu.network.log_lines import make_printable
 from glasu.network.roster import RestartAttempt
 from glasu.network.witness import Witness
 from glasu.protocol.presence import check_present
 from glasu.records import to_plain
 
-FINISHED_ANSWERS = {  # by purpose: the answer to a process that comes when all others have their results
+FINISHED_ANSWERS = {  # by purpose: the answer to a process that connects when all parties have their results
     "training": "this run is finished; --fresh at the server starts another.",
-    "prediction": "this prediction is complete; for another one, start `glasu serve --predict` and all parties again.",
-    "alignment": "this alignment is complete; for another one, start `glasu serve --align` and all parties again.",
+    "prediction": "this prediction is complete; to predict again, start `glasu serve --predict` and all parties.",
+    "alignment": "this alignment is complete; to align again, start `glasu serve --align` and all parties.",
 }
 
 
 class Admission:
     """Compares each process of a party with the run, with the server and with the connected parties.
 
-    Without a fence the policy is `collect`: every process with the same purpose is admitted, whatever its facts.
+    Without a fence the policy is `collect`: every process with the same purpose is admitted, regardless of its facts.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Admission:
             config: the settings that a welcome offers.
             roster: the parties in client order.
             run: the id of the run.
-            fence: remembers the admitted processes; None in a dry run.
+            fence: records the admitted processes; None in a dry run.
             rounds: returns the server's checkpoints and their digests.
-            witness: remembers the parties' ledgers; None in a dry run.
+            witness: records the heads of the parties' ledgers; None in a dry run.
         """
         self._facts, self._config, self._roster, self._run = facts, config, tuple(roster), run
         self._fence, self._rounds, self._witness = fence, rounds, witness
-        self._stated: dict[str, Facts] = {}  # by party, of the admitted processes
+        self._stated: dict[str, Facts] = {}  # facts of the admitted processes, by party
         self.statements: dict[str, StatementPayload] = {}  # by party
         self._asked: tuple[str, dict[str, str]] = "", {}  # the party that was asked to compare its ids, and the shares
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
-        """Admit a process, durably, and return its welcome, or raise RefusalError."""
+        """Admit a process and return its welcome, or raise RefusalError. The admission is durable."""
         stated = read_payload(HelloPayload, hello, f"the hello of party {party!r}")
         refuse_differences(party, stated.facts, {THE_SERVER: self._facts}, ("purpose",))
         if self._fence is not None:
@@ -87,8 +87,8 @@ class Admission:
                 self._check_rounds(stated)
             elif stated.finished is None:
                 raise RefusalError(Code.RUN_FINISHED, FINISHED_ANSWERS[self._facts.purpose])
-            # Durable before the welcome leaves: a server that crashed after it would otherwise admit an older process,
-            # and two processes of the party would take part in the run.
+            # Durable before the welcome is sent: a server that crashed after sending it would otherwise admit an older
+            # process, and two processes of the party would take part in the run.
             self._fence.admit(party, stated.process)
         self._stated[party] = stated.facts
         self.statements.pop(party, None)
@@ -142,7 +142,7 @@ class Admission:
             self._fence.withdraw(party)
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
-        """Return the first party, in the order of admission, that lacks an HMAC for another one, and all shares."""
+        """Return the first party, in the order of admission, that lacks an HMAC for another party, and all shares."""
         known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
         if not pairs:
@@ -169,7 +169,7 @@ class Admission:
         return {THE_SERVER: self._facts, **{name: facts for name, facts in self._stated.items() if name != party}}
 
     def _refuse_missing_tags(self, party: str, facts: Facts) -> None:
-        """Refuse a party that got the shares of the others and states no HMAC for one of them."""
+        """Refuse a party that received the shares of the others but states no HMAC for one of them."""
         asked, shares = self._asked
         if asked != party or shares.get(party) != facts.share:
             return
@@ -183,13 +183,13 @@ class Admission:
         if hello.only not in (None, self._run):
             raise RefusalError(
                 Code.UNWANTED_RUN,
-                f"it was started for run {printable(hello.only, 64)} (--run), and this is run {self._run}. Check the "
-                "address of the server and the id.",
+                f"it was started for run {make_printable(hello.only, 64)} (--run), and this is run {self._run}. Check "
+                "the address of the server and the id.",
             )
         if hello.run not in (None, self._run):
             raise RefusalError(
                 Code.OTHER_RUN,
-                f"its --out folder holds a part of run {printable(hello.run, 64)}, and this server serves run "
+                f"its --out folder holds a part of run {make_printable(hello.run, 64)}, and this server serves run "
                 f"{self._run}. Check the server's --out. To take part in the new run, choose another --out at this "
                 "party, or start over there with --fresh.",
             )
@@ -200,7 +200,7 @@ class Admission:
             raise RefusalError(
                 Code.RUN_STARTED,
                 f"it wants to start over (--fresh), and this run is past round {saved}; nothing was removed. To "
-                "continue, leave out --fresh at this party. To start over, start the server with --fresh, too.",
+                "continue, remove --fresh at this party. To start over, start the server with --fresh as well.",
             )
         if not set(hello.rounds) & set(own):
             here, there = (", ".join(map(str, rounds)) or "none" for rounds in (own, hello.rounds))

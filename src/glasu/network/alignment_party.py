@@ -1,4 +1,4 @@
-"""A party's part of a private alignment: blind ids, and write alignment.parquet beside the tables."""
+"""A party's part of a private alignment: blind ids, and write alignment.parquet next to the tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from glasu.data.folders import read_normalized_ids
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.compatibility import read_offered_config
 from glasu.network.control import ProposedAttempt
-from glasu.network.facts import Facts, server_facts
+from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.fencing import count_start, describe_process, note_welcome
 from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
 from glasu.network.join import PartyPurpose
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
 from glasu.network.prediction_server import derive_attempt_run
@@ -52,7 +52,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         Args:
             options: the options of the command.
             max_ids: the size of the largest set that this party accepts from another party.
-            secret: this party's scalars derive from it; None: new random bytes.
+            secret: the bytes from which this party's scalars are derived; None: new random bytes.
         """
         super().__init__(options, None)
         self.manifest, self.ids = read_normalized_ids(options.out)
@@ -69,7 +69,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def facts(self) -> Facts:
         """Return the facts of this party. About its ids they state only the rules that normalised them."""
-        return server_facts("alignment", id_rules=str(self.manifest.id_rules))
+        return collect_server_facts("alignment", id_rules=str(self.manifest.id_rules))
 
     def start(self) -> None:
         """Count this start of the command. Fencing needs the count."""
@@ -120,15 +120,15 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def check_limits(self, head: Head, size: int) -> None:
         """Refuse a message from the server that is too long for an alignment."""
-        self._require_offer()[2].of_messages().check(head, size)
+        self._require_offer()[2].limit_messages().check(head, size)
 
     def begin(self, attempt: ProposedAttempt) -> Script[Alignment]:
         """Return the script of an attempt, with all parties of the roster."""
         offered, _, limits = self._require_offer()
         if attempt.present != offered.roster:
             raise ProtocolError(
-                f"the server proposed an alignment of {printable(', '.join(attempt.present), MAX_REASON)}; expected "
-                f"{', '.join(offered.roster)}."
+                f"the server proposed an alignment of {make_printable(', '.join(attempt.present), MAX_REASON)}; "
+                f"expected {', '.join(offered.roster)}."
             )
         run = derive_attempt_run(offered.run, attempt.number)
         identity = Identity(offered.roster, "all", offered.index, run)

@@ -1,4 +1,4 @@
-"""The server's part of a private alignment: pass blinded sets on, compare them, and report counts. No torch here."""
+"""The server's part of a private alignment: forward blinded sets, compare them, and report counts. No torch here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.network.compatibility import config_for_network
-from glasu.network.facts import server_facts
+from glasu.network.compatibility import prepare_config_for_network
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.prediction_server import derive_attempt_run
@@ -20,7 +20,7 @@ from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.report import JsonRecord, Seconds, Traffic, to_json_value, versions
+from glasu.report import JsonRecord, Seconds, Traffic, list_versions, to_json_value
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
@@ -73,10 +73,10 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
             max_ids: the size of the largest set that the server accepts.
         """
         load_group()
-        config = config_for_network(options.config, options.kit.roster)
+        config = prepare_config_for_network(options.config, options.kit.roster)
         self.limits = SetLimits(config.wire.chunk_rows, max_ids)
         self.state, run = open_aligning(options.out), secrets.token_hex(RUN_BYTES)
-        super().__init__(options, server_facts("alignment"), config, run, self.state)
+        super().__init__(options, collect_server_facts("alignment"), config, run, self.state)
 
     def begin(self) -> None:
         """Begin an alignment. Each process serves a separate alignment."""
@@ -90,7 +90,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         identity = Identity(tuple(statements), "all", SERVER, derive_attempt_run(self.run, number))
-        attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.of_messages().check)
+        attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)
 
     def finish(self, result: Comparison, finished: Sequence[ResultPayload]) -> AlignmentReport:
@@ -103,7 +103,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
             overlaps=list_overlaps(roster, result),
             traffic=cost.traffic,
             seconds=cost.seconds,
-            versions=versions(),
+            versions=list_versions(),
         )
         write_named(self.options.out / "alignment.json", report.to_json().encode())
         return report

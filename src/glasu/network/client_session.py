@@ -13,15 +13,15 @@ from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, ge
 from glasu.network import control
 from glasu.network.connection import Connection, Dialing
 from glasu.network.control import ProposedAttempt
-from glasu.network.frames import ACK, Assembler, CheckLimits, control_frame, pack_frame
+from glasu.network.frames import ACK, Assembler, CheckLimits, make_control_frame, pack_frame
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
-from glasu.network.states import PeerEvent, PeerState, peer_machine
+from glasu.network.states import PeerEvent, PeerState, make_peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
 FAREWELL = 2.0  # seconds to wait for the end of a stream to reach the server
-LAST_WORD = 10.0  # seconds to wait until the reason of a failure is sent
+LAST_WORD = 10.0  # seconds to wait until the reason for a failure is sent
 ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
 
 
@@ -45,7 +45,7 @@ class ClientSession:
         """
         self._handshake, self._log = handshake, dialing.log
         self.connection = Connection(dialing, handshake.hello)
-        self._machine = peer_machine()
+        self._machine = make_peer_machine()
         self._check_limits: CheckLimits | None = None  # set by `prepare`
         self.farewell: Payload = {}  # the payload of the server's goodbye
 
@@ -89,7 +89,7 @@ class ClientSession:
         """Send messages; wait while the window is full.
 
         It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
-        read, and only `receive` reads. So both sides would wait for each other. The messages then stay in this party's
+        read, and only `receive` reads, so both sides would wait for each other. The messages then stay in this party's
         memory.
         """
         connection, contents = self.connection, [encode(message) for message in messages]
@@ -125,7 +125,7 @@ class ClientSession:
             return
         self._machine.advance(PeerEvent.FAIL)
         word = control.Failed(get_code(error), get_public_message(error))
-        self.connection.close(control_frame(word), seconds=LAST_WORD)
+        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
 
     def close(self) -> None:
         """End the connection. A dismissed party first acknowledges the goodbye, because the server waits for that."""
@@ -161,7 +161,7 @@ class ClientSession:
         for line in word.table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self.connection.close(control_frame(word), seconds=LAST_WORD)
+        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
 
     def _state_again(self) -> None:
         self._machine.advance(PeerEvent.PREPARE)
@@ -200,7 +200,7 @@ class ClientSession:
             case control.StatementRequest(shares):
                 self._machine.advance(PeerEvent.REGATHER)
                 if shares:
-                    self._handshake.take_shares(shares)
+                    self._handshake.store_shares(shares)
                 if self._check_limits is not None:
                     self._state_again()
             case control.Goodbye(payload):

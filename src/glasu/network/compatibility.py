@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
-from glasu.data.methods import has_server, method_of, override_settings
+from glasu.data.methods import find_method, has_server, override_settings
 from glasu.errors import ConfigError
 from glasu.network.facts import (
     ALIGNED_PARTY_STATES,
@@ -28,7 +28,7 @@ from glasu.network.facts import (
 )
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
 from glasu.protocol.key_agreement import needs_keys
@@ -109,7 +109,7 @@ def compare_facts(roles: Mapping[str, Facts], checks: Collection[str] = CHECKS) 
         for name in rule.facts if rule.check in checks else ():
             stated = {role: getattr(facts, name) for role, facts in roles.items() if getattr(facts, name) is not None}
             if len(set(stated.values())) > 1:
-                if name == "extensions":  # list only the extensions that some role lacks
+                if name == "extensions":  # list only the extensions that are missing at some role
                     common = set.intersection(*map(set, stated.values()))
                     stated = {role: tuple(each for each in own if each not in common) for role, own in stated.items()}
                 found.append(Difference(LABELS[name], stated, rule))
@@ -132,13 +132,13 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
             advice = next((item.rule.remedy for item in differences if item.rule.remedy), "")
             raise RefusalError(
                 Code.OTHER_PURPOSE if differences[0].rule.check == "purpose" else Code.DIFFERENT_FACTS,
-                f"it differs from {other}: {in_one_line(differences)}{f'; {advice}' if advice else ''}.",
-                two_columns(differences),
+                f"it differs from {other}: {format_differences(differences)}{f'; {advice}' if advice else ''}.",
+                format_columns(differences),
             )
 
 
 def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
-    """Raise RefusalError if a prepared party leaves out a fact that must be compared."""
+    """Raise RefusalError if a prepared party omits a fact that must be compared."""
     ids = OTHER_PARTY_STATES if facts.alignment == NOT_ALIGNED else ALIGNED_PARTY_STATES
     own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else (*EVERY_PARTY_STATES, *ids)
     required = [*(name for name in LABELS if getattr(server, name) is not None), *own]
@@ -148,7 +148,7 @@ def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
         raise RefusalError(
             Code.DIFFERENT_FACTS,
             f"it does not state {', '.join(item.name for item in differences)}; {SAME_VERSION}",
-            two_columns(differences),
+            format_columns(differences),
         )
 
 
@@ -156,7 +156,7 @@ def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> li
     """Return a warning for each role that has the same versions but other builds."""
     found = {other: compare_facts({other: stated, party: facts}, ("builds",)) for other, stated in others.items()}
     return [
-        f"{party}: another build than at {other}, so last bits may differ: {in_one_line(differences)}."
+        f"{party}: its build differs from that at {other}, so last bits may differ: {format_differences(differences)}."
         for other, differences in found.items()
         if differences
     ]
@@ -175,7 +175,7 @@ def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Findin
         if check in broken:
             rule = broken[check][0].rule
             remedy = f"; {rule.remedy}" if rule.remedy else ""
-            found.append(Finding(check, rule.level, f"{in_one_line(broken[check])}{remedy}"))
+            found.append(Finding(check, rule.level, f"{format_differences(broken[check])}{remedy}"))
         elif check in good:
             found.append(Finding(check, "good", good[check]))
     unread = [name for name, facts in parties.items() if facts.nodes is None]
@@ -231,8 +231,8 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
         reason: a sentence with one `{}` for the differences.
     """
     if differences:
-        reason = reason.format(in_one_line(differences))
-        raise RefusalError(Code.DIFFERENT_SETTINGS, reason, two_columns(differences))
+        reason = reason.format(format_differences(differences))
+        raise RefusalError(Code.DIFFERENT_SETTINGS, reason, format_columns(differences))
 
 
 def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
@@ -241,13 +241,13 @@ def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.from_dict(settings, "the server's settings")
         refuse_unfit_for_network(config)
     except ConfigError as error:
-        raise RefusalError(Code.INVALID_SETTINGS, printable(error, MAX_REASON)) from None
+        raise RefusalError(Code.INVALID_SETTINGS, make_printable(error, MAX_REASON)) from None
     return config
 
 
 def refuse_unfit_for_network(config: RunConfig) -> None:
     """Refuse settings that are impossible in a run between organisations."""
-    if not method_of(config).between_machines:
+    if not find_method(config).between_machines:
         raise ConfigError(
             f"train.method={config.train.method!r} needs the data of all parties in one place, or of one party only. "
             "It cannot run over the network. Use glasu train."
@@ -256,7 +256,7 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
         raise ConfigError("model.aggregation_layers=[]: the parties would exchange nothing. Use glasu train.")
 
 
-def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
+def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
     """Return the settings that the server sends to the parties of the roster; refuse impossible ones."""
     refuse_unfit_for_network(config)
     if config.train.labels not in ("all", *roster):
@@ -270,7 +270,7 @@ def config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
 
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
-    """Refuse a kit whose keys prove nothing, if the run hides sums."""
+    """If the run hides sums, refuse a kit whose keys do not prove who made them."""
     if needs_keys(config) and (error := find_kit_error(kit, roster)):
         why = f'privacy.secure_aggregation="{config.privacy.secure_aggregation}", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)
@@ -279,7 +279,7 @@ def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
 # --- presentation ---------------------------------------------------------------------------------------------------
 
 
-def two_columns(differences: Sequence[Difference]) -> list[str]:
+def format_columns(differences: Sequence[Difference]) -> list[str]:
     """Return a table of the differences between two roles: a heading, then one line per difference."""
     rows = [(item.name, *map(_show, item.values.values())) for item in differences]
     cells = [("", *differences[0].values), *rows]
@@ -287,7 +287,7 @@ def two_columns(differences: Sequence[Difference]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def in_one_line(differences: Sequence[Difference]) -> str:
+def format_differences(differences: Sequence[Difference]) -> str:
     """Return the differences as the end of a sentence. For digests, list only which roles agree."""
     return "; ".join(f"{item.name}: {_describe(item.values)}" for item in differences)
 
@@ -303,6 +303,6 @@ def _describe(values: Mapping[str, Any]) -> str:
 
 def _show(value: Any) -> str:
     if isinstance(value, tuple):  # extensions
-        return ", ".join(printable(str(each), 64) for each in value) or NOT_STATED
-    text = NOT_STATED if value is None else printable(value, 64)
+        return ", ".join(make_printable(str(each), 64) for each in value) or NOT_STATED
+    text = NOT_STATED if value is None else make_printable(value, 64)
     return f"{text[:16]}.." if DIGEST.fullmatch(text) else text

@@ -18,7 +18,7 @@ from typing import Any
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.network import control
 from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe
-from glasu.network.frames import Channel, Frame, control_frame, read_frame
+from glasu.network.frames import Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
 from glasu.network.transport import FrameStream, Line, SessionLock
@@ -27,7 +27,7 @@ from glasu.pki.kit import Kit
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, even if `wait` is shorter
 SILENT_AFTER = 10.0  # seconds without any frame after which the party logs that the server is silent
-TOLD_EVERY = 30.0  # seconds between two log lines about the same absence
+LOGGED_EVERY = 30.0  # seconds between two log lines about the same absence
 LONGEST_SILENCE = 300.0  # seconds; a server that waits for a party sends a notice every minute
 LINE = Callable[[Kit, str, FrameStream, Callable[[Line, bytes | Disconnection], None]], Line]
 
@@ -42,16 +42,16 @@ class Dialing:
     log: logging.Logger
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # so that not all parties connect at the same time
+    jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties' attempts
     open_line: LINE = Line
 
 
 class Inbound:
-    """The state of the current line: control messages outside the sequence, and the reason of its end."""
+    """The state of the current line: control messages outside the sequence, and the reason for its end."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.error: GlasuError | None = None  # the server's reason to end the session, or an invalid frame
+        self.error: GlasuError | None = None  # the server's reason for ending the session, or an invalid frame
         self.begin_line()
 
     def begin_line(self) -> None:
@@ -61,7 +61,7 @@ class Inbound:
 
 
 class Connection:
-    """Numbered frames to and from the server, over one stream after the other."""
+    """Numbered frames to and from the server, over a sequence of streams."""
 
     def __init__(self, dialing: Dialing, hello: Callable[[], Payload]) -> None:
         """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
@@ -98,8 +98,8 @@ class Connection:
             if ended.code.is_final:
                 raise TransportError(f"this party does not accept the server at {address}: {why}.")
             waited = dialing.clock() - since
-            if ended != said or dialing.clock() - at >= TOLD_EVERY:
-                long = f" since {waited:.0f} s" if waited >= TOLD_EVERY else ""
+            if ended != said or dialing.clock() - at >= LOGGED_EVERY:
+                long = f" since {waited:.0f} s" if waited >= LOGGED_EVERY else ""
                 left = max(0.0, dialing.wait - waited)
                 dialing.log.info(
                     "this party is waiting for the server at %s%s: %s. It tries again for %.0f s.",
@@ -110,7 +110,7 @@ class Connection:
                 )
                 said, at = ended, dialing.clock()
             if ended.code is ConnectionCode.CLOSED:
-                self._delay = FIRST_DELAY  # a flood may hold all places at the server: the next attempt may get one
+                self._delay = FIRST_DELAY  # a flood may occupy all places at the server; retry soon
             if waited + self._delay > dialing.wait:
                 raise AbsenceError(
                     f"waited {dialing.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
@@ -147,7 +147,7 @@ class Connection:
                     told = self._note_silence(told)
                     if self._dialing.clock() - inbound.served >= patience:
                         raise AbsenceError(
-                            f"waited {patience:.0f} s {what}, and heard nothing from the server at "
+                            f"waited {patience:.0f} s {what}, and received nothing from the server at "
                             f"{self._dialing.address}; saved work is kept. Start the same command again."
                         )
                     self.changed.wait(1.0)
@@ -176,7 +176,7 @@ class Connection:
         self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
 
     def _try_once(self) -> control.Welcome | Disconnection:
-        """Open one stream; return the welcome, or the reason of the failure."""
+        """Open one stream; return the welcome, or the reason for the failure."""
         payload = self._hello()  # computed before the stream opens, because the server waits for the hello only briefly
         inbound, dialing = self._inbound, self._dialing
         with self.changed:
@@ -184,7 +184,7 @@ class Connection:
             stream = FrameStream(self.changed)
             received, server = self.channel.received, self.channel.process or None
             hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
-            stream.send(control_frame(hello))
+            stream.send(make_control_frame(hello))
             self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
             told, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
             while inbound.welcome is None and inbound.ended is None and inbound.error is None:
@@ -206,12 +206,12 @@ class Connection:
         if silent < told:
             return told
         self._dialing.log.info("the server at %s has been silent for %.0f s.", self._dialing.address, silent)
-        return silent + TOLD_EVERY
+        return silent + LOGGED_EVERY
 
     # --- for gRPC's reader ------------------------------------------------------------------------
 
     def _arrive(self, line: Line, event: bytes | Disconnection) -> None:
-        """Take a frame, or the end of a line."""
+        """Process a frame, or the end of a line."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)
             with self.changed:
@@ -237,7 +237,7 @@ class Connection:
         if frame.control is not None and frame.number == 0:
             self._take_unnumbered(stream, frame.control)
         elif inbound.welcome is None:
-            raise ProtocolError("a frame came before the welcome.")
+            raise ProtocolError("received a frame before the welcome.")
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.served = inbound.heard

@@ -18,9 +18,9 @@ class ConnectionCode(enum.Enum):
     SERVER_NOT_YET_VALID = "server_not_yet_valid"
     SERVER_OF_OTHER_CA = "server_of_other_ca"
     SERVER_OF_OTHER_NAME = "server_of_other_name"
-    SERVER_OF_OTHER_KEY = "server_of_other_key"  # than the one that the party pins
-    OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # it seems: a server that is stopping looks the same
-    REFUSED = "refused"  # by the server, in words
+    SERVER_OF_OTHER_KEY = "server_of_other_key"  # the server's key differs from the key that the party pins
+    OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # not certain: a server that is stopping looks the same
+    REFUSED = "refused"  # the server refused the party and sent the reason
     BUSY = "busy"  # this party has too many connections
     UNREADABLE_REVOCATIONS = "unreadable_revocations"
     NO_ANSWER = "no_answer"
@@ -59,7 +59,7 @@ class Disconnection:
 SENTENCES: dict[ConnectionCode, str] = {
     _C.NOTHING_LISTENS: "nothing listens there",
     _C.UNKNOWN_NAME: "the name {host} cannot be resolved; check the spelling",
-    _C.NOT_TLS: "what answers at {address} does not speak TLS; check the port",
+    _C.NOT_TLS: "the service at {address} does not use TLS; check the port",
     _C.SERVER_EXPIRED: "the server's certificate has expired; it needs a renewed kit",
     _C.SERVER_NOT_YET_VALID: "the server's certificate is not valid yet; set both clocks by NTP",
     _C.SERVER_OF_OTHER_CA: (
@@ -79,14 +79,14 @@ SENTENCES: dict[ConnectionCode, str] = {
     _C.BUSY: "{detail}",
     _C.UNREADABLE_REVOCATIONS: "its revocation list cannot be read at the moment",
     _C.NO_ANSWER: "it does not answer",
-    _C.PING_TIMEOUT: "it answered no ping",
+    _C.PING_TIMEOUT: "it did not answer a ping",
     _C.CLOSED: "it closed the connection; if this repeats, see the server's log",
     _C.OUT_OF_DESCRIPTORS: "this process has no free file descriptor",
-    _C.ANOTHER_RUN: "it serves another run than {detail}, which this party belongs to",
+    _C.ANOTHER_RUN: "it does not serve run {detail}, to which this party belongs",
     _C.OTHER: "{detail}",
 }
 ADVICE: dict[ConnectionCode, str] = {
-    _C.UNKNOWN_NAME: "Give the right name in --server, or ask the people who run your DNS.",
+    _C.UNKNOWN_NAME: "Give the correct name in --server, or ask your DNS administrator.",
     _C.NOT_TLS: "Give host and port of glasu serve in --server.",
     _C.UNREADABLE_REVOCATIONS: "Ask the server's operator to restore revoked.pem, and start the same command again.",
     _C.ANOTHER_RUN: "Start the server with the --out of that run, or join the new run with --fresh.",

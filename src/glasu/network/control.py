@@ -9,7 +9,7 @@
     PartyResult      ------>
                      <------    Goodbye
 
-Hello, welcome, notices and last words are outside the numbered sequence and may be lost.
+Hello, welcome, notices and the last message of a stream are outside the numbered sequence and may be lost.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Annotated, Any
 from glasu.errors import ProtocolError
 from glasu.network.facts import MAX_PARTIES, Short
 from glasu.network.handshake import Payload
-from glasu.network.log_lines import MAX_LINES, MAX_REASON, printable
+from glasu.network.log_lines import MAX_LINES, MAX_REASON, make_printable
 from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
-PROTOCOL = 4  # of frames and control messages; other versions are refused
+PROTOCOL = 4  # version of frames and control messages; other versions are refused
 ProcessName = Annotated[str, Length(64)]
 FrameCount = Annotated[int, Bounds(0, 2**63 - 1)]
 Digest = Annotated[str, Length(200)]
@@ -40,7 +40,7 @@ class Hello:
     process: ProcessName  # the random name of the party's process
     received: FrameCount  # number of frames received from `server`
     payload: Payload
-    server: ProcessName | None = None  # the server process of the stream before
+    server: ProcessName | None = None  # the server process of the previous stream
     protocol: int = PROTOCOL
 
 
@@ -65,7 +65,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class StatementRequest:
-    """Server: another attempt is gathered, so the party states its settings and checkpoints again.
+    """Server: request another statement of settings and checkpoints, because another attempt follows.
 
     With shares, each party also states HMACs of its ids for the others (`glasu.network.id_keys`).
     """
@@ -80,8 +80,8 @@ class ProposedAttempt:
     number: Annotated[int, Bounds(1, 2**31 - 1)]
     round: Annotated[int, Bounds(0, 2**32 - 1)]
     present: tuple[Short, ...]  # the parties of this attempt, in client order
-    digest: Digest | None = None  # of this party's checkpoint of that round
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party, as they stated them
+    digest: Digest | None = None  # digest of this party's checkpoint of that round
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the heads that the parties stated, by party
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Notice:
     line: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "line", printable(self.line, MAX_REASON))
+        object.__setattr__(self, "line", make_printable(self.line, MAX_REASON))
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class LastWord:
     table: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "code", printable(self.code, 60))
-        object.__setattr__(self, "reason", printable(self.reason, MAX_REASON))
-        object.__setattr__(self, "table", tuple(map(printable, self.table[:MAX_LINES])))
+        object.__setattr__(self, "code", make_printable(self.code, 60))
+        object.__setattr__(self, "reason", make_printable(self.reason, MAX_REASON))
+        object.__setattr__(self, "table", tuple(map(make_printable, self.table[:MAX_LINES])))
 
 
 @dataclass(frozen=True)
@@ -186,16 +186,16 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
         fields = parse_json(bytes(body), "control frame")
         kind = fields.pop("kind", None) if isinstance(fields, dict) else None
         if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in CONTROLS:
-            raise ProtocolError(f"control message of unknown kind {printable(kind, 60)!r}.")
+            raise ProtocolError(f"control message of unknown kind {make_printable(kind, 60)!r}.")
         cls = CONTROLS[kind]
         if cls in (Hello, Welcome) and (found := fields.get("protocol")) != PROTOCOL:
             raise ProtocolError(
-                f"the other side speaks session protocol {printable(found, 20)!r}, this side {PROTOCOL}; use the same "
-                "version of GLASU at the server and at every party."
+                f"the other side uses session protocol {make_printable(found, 20)!r}, this side {PROTOCOL}; use the "
+                "same version of GLASU at the server and at every party."
             )
         return read_record(cls, fields, f"control message {kind!r}")
     except RecordError as error:
-        raise ProtocolError(printable(error, MAX_REASON)) from None
+        raise ProtocolError(make_printable(error, MAX_REASON)) from None
 
 
 def refuse_control(message: object) -> ProtocolError:
@@ -204,7 +204,7 @@ def refuse_control(message: object) -> ProtocolError:
 
 
 def describe_start(progress: Progress | None) -> str:
-    """Return where an attempt begins; None: at the beginning."""
+    """Describe where an attempt begins; without progress, at the first round."""
     if progress is None or not progress.round:
         return "starting with the first round"
     return f"continuing after {progress.describe_position()}"

@@ -1,8 +1,8 @@
 """Facts: the statements of a role about itself in the handshake. The server compares those of all roles.
 
-Facts are versions, counts and digests of whole lists. They never hold an id, a label or a feature: the digest of a
-single id could be guessed. Digests of ids are HMACs under keys that the server lacks: that of the alignment, or those
-of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
+Facts are versions, counts and digests of whole lists. They never contain an id, a label or a feature, or the digest of
+a single id, because an attacker could guess it. Digests of ids are HMACs under keys that the server does not have: the
+key of the alignment, or keys of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from glasu.data.party import have_labels, measure_labels, sign_ids
 from glasu.network.id_keys import IdKeys, IdTag
-from glasu.protocol.message_bytes import format_number
+from glasu.protocol.message_bytes import compute_format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
-from glasu.report import versions
+from glasu.report import list_versions
 
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
@@ -51,7 +51,7 @@ class Facts:
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC, of aligned parties
     id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
-    share: Short | None = None  # of other parties: the public key of this process, and HMACs for the others
+    share: Short | None = None  # of parties that are not aligned: public key of this process, and HMACs for the others
     id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
@@ -68,13 +68,13 @@ ALIGNED_PARTY_STATES, OTHER_PARTY_STATES = ("id_set", "id_order"), ("share",)
 ALIGNING_PARTY_STATES = ("id_rules",)
 
 
-def server_facts(purpose: Purpose, **more: Any) -> Facts:
+def collect_server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
     load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
-    found = versions()
+    found = list_versions()
     return Facts(
         purpose=purpose,
-        message_format=format_number(),
+        message_format=compute_format_number(),
         glasu=found["glasu"],
         numpy=_omit_build(found["numpy"]),
         numpy_build=found["numpy"],
@@ -83,16 +83,16 @@ def server_facts(purpose: Purpose, **more: Any) -> Facts:
     )
 
 
-def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | None = None, **more: Any) -> Facts:
+def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | None = None, **more: Any) -> Facts:
     """Return the facts of a party.
 
     Args:
-        party: its data; None if the data could not be read.
-        purpose: of the session.
+        party: the party's data; None if the data could not be read.
+        purpose: the purpose of the session.
         id_keys: the keys of this process, for ids of a party that is not aligned.
-        more: facts that depend on the settings, such as those of `label_facts`.
+        more: facts that depend on the settings, such as those of `collect_label_facts`.
     """
-    torch = versions()["torch"]
+    torch = list_versions()["torch"]
     if party is not None:
         more |= {
             "nodes": party.num_nodes,
@@ -107,11 +107,11 @@ def party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKeys | Non
             }
         elif id_keys is not None:
             more |= {"share": id_keys.share, "id_tags": id_keys.make_tags(party)}
-    return server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
+    return collect_server_facts(purpose, torch=_omit_build(torch), torch_build=torch, **more)
 
 
 def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Replace the HMACs for single parties by facts that can be compared: equal ids get equal values.
+    """Replace the HMACs for single parties with facts that can be compared: equal ids get equal values.
 
     The value names the first party with these ids. Ids that were not compared yet count as equal.
     """
@@ -125,7 +125,7 @@ def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
 
 
 def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
-    """Return a value of one fact for every party that is not aligned: equal values for equal ids."""
+    """Return the value of one fact for every party that is not aligned: equal values for equal ids."""
     values: dict[str, str] = {}
     for party, facts in parties.items():
         if facts.share is None:
@@ -150,7 +150,7 @@ def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str
 
 
 def _find_tag(parties: Mapping[str, Facts], party: str, other: str) -> IdTag | None:
-    """Return the tag that a party has made for the present process of another one."""
+    """Return the tag that a party has made for the current process of another party."""
     tags = (tag for tag in parties[party].id_tags if tag.party == other and tag.share == parties[other].share)
     return next(tags, None)
 
@@ -161,11 +161,11 @@ def _have_equal_ids(parties: Mapping[str, Facts], one: str, other: str, name: st
     return None if here is None or there is None else bool(getattr(here, name) == getattr(there, name))
 
 
-def label_facts(party: PartyData) -> dict[str, Any]:
+def collect_label_facts(party: PartyData) -> dict[str, Any]:
     """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
     facts: dict[str, Any] = {}
     if party.labels is not None:
-        facts |= class_facts(party.classes)
+        facts |= collect_class_facts(party.classes)
     if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
         taught = party.labels[party.splits.train]
         scale = measure_labels(taught[have_labels(taught)])
@@ -179,7 +179,7 @@ def label_facts(party: PartyData) -> dict[str, Any]:
     return facts
 
 
-def class_facts(classes: Sequence[str]) -> dict[str, Any]:
+def collect_class_facts(classes: Sequence[str]) -> dict[str, Any]:
     """Return the facts about the names of classes."""
     return {"classes": len(classes), "class_names": hashlib.sha256("\0".join(classes).encode()).hexdigest()}
 

@@ -1,7 +1,7 @@
 """Fencing: at most one process of each party takes part in a run.
 
-A party counts the starts of its command in joining.json and gives every process a random name. The server remembers the
-process that it admitted last. It admits a new process only if this process lists the remembered one among the earlier
+A party counts the starts of its command in joining.json and gives every process a random name. The server records the
+process that it admitted last. It admits a new process only if this process lists the recorded one among the earlier
 starts in its folder. A counter alone would not be enough: each refused start of a second folder would increase its
 count until it is the highest. A copy of the folder may take over once. After that, the original folder is refused,
 because it does not list the start of the copy.
@@ -15,7 +15,7 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-REMEMBERED = 256  # earlier starts to remember; those that a server has welcomed are remembered separately
+REMEMBERED = 256  # number of earlier starts to keep; those that a server has admitted are kept separately
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:

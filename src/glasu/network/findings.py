@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.records import Length
 
 TOGETHER = "server/parties"  # the role of findings from a comparison; no party can have this name
@@ -50,7 +50,7 @@ class Diagnosis:
         ]
 
     def summary(self, what: str = "train together") -> str:
-        """Return the diagnosis in one or two sentences; `what` the roles can do if they are ready."""
+        """Return the diagnosis in one or two sentences; `what` names the purpose that the roles are ready for."""
         bad, warnings = self._select("bad"), len(self._select("warning"))
         noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
         if not bad:
@@ -63,4 +63,6 @@ class Diagnosis:
 
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings of another role without unprintable characters."""
-    return tuple(Finding(printable(each.check), each.level, printable(each.said, MAX_REASON)) for each in findings)
+    return tuple(
+        Finding(make_printable(each.check), each.level, make_printable(each.said, MAX_REASON)) for each in findings
+    )

@@ -6,9 +6,9 @@ piece     total length and offset (8 bytes each), then at most MAX_PIECE of one 
           The last piece of a message may be followed by other messages in the same frame
 ack       no body: only the number received
 
-Numbers count the frames of one direction from 1, as long as the same two processes talk, over any number of streams.
-Number 0 is outside the sequence: hello and welcome, acks, notices, and the last words of either side. Such frames
-may be lost. This module has no locks: a session holds its lock when it calls it.
+The frames of one direction are numbered from 1, across all streams of the same two processes. Number 0 is outside the
+sequence: hello and welcome, acks, notices, and the last message of either side. Such frames may be lost. This module
+has no locks: a session holds its lock when it calls it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Encoded(NamedTuple):
     content: memoryview
 
 
-def control_frame(message: object) -> bytes:
+def make_control_frame(message: object) -> bytes:
     """Return a control message as a frame outside the sequence."""
     return pack_frame(CONTROL, pack_control(message))
 
@@ -78,7 +78,7 @@ def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
 
 
 class Outbox:
-    """Frames of one direction until they are acknowledged. After a break, `rewind` sends the rest of them again."""
+    """Frames of one direction until they are acknowledged. After a break, `rewind` makes them be sent again."""
 
     def __init__(self, window: int = WINDOW) -> None:
         """Begin with frame 1. At most `window` bytes and one frame are in flight."""
@@ -136,7 +136,7 @@ class Outbox:
     def acknowledge(self, number: int) -> None:
         """Free every frame up to this number."""
         if number > self._highest:
-            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last one sent.")
+            raise ProtocolError(f"frame {number} is acknowledged, but {self._highest} was the last frame sent.")
         while self._first <= number:
             _, head, rest = self._frames.popleft()
             size = len(head) + len(rest) + OVERHEAD
@@ -175,10 +175,10 @@ class Channel:
         self._unacknowledged = 0  # bytes received since then
 
     def accept(self, frame: Frame) -> bool:
-        """Record a frame's numbers; return True for the next frame, False for a repeated one. A gap is an error."""
+        """Record a frame's numbers; return True for the next frame, False for a repeated frame. A gap is an error."""
         self.outbox.acknowledge(frame.acknowledged)
         if frame.number > self.received + 1:
-            raise ProtocolError(f"frame {frame.number} came, but {self.received + 1} is the next one.")
+            raise ProtocolError(f"expected frame {self.received + 1}, got frame {frame.number}.")
         if frame.number <= self.received:
             return False
         self.received = frame.number
@@ -246,7 +246,7 @@ def split_pieces(body: memoryview) -> Iterator[memoryview]:
 
 
 class Assembler:
-    """Puts the pieces of a message into one buffer, which is allocated when the message's header was accepted."""
+    """Puts the pieces of a message into one buffer, which is allocated after the message's header is accepted."""
 
     def __init__(self) -> None:
         self._head: Head | None = None  # header of the incomplete message
@@ -267,7 +267,7 @@ class Assembler:
         content = piece[_PIECE.size :]
         if self._head is None:
             if offset:
-                raise ProtocolError(f"a message begins with a piece at 0, but one at {offset} of {total} bytes came.")
+                raise ProtocolError(f"expected the first piece of a message, got one at {offset} of {total} bytes.")
             head = read_header(content, total)
             admit(head, total)
             self._head, self._buffer, self._filled = head, allocate(total), 0

@@ -12,7 +12,7 @@ objects in the control messages of `control.py`. The role reads them strictly in
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
     ClientSession.finish         ------>    ServerSession.collect_results: ResultPayload
 
-If a stream breaks and the same two processes open another one, there is no new handshake: both sides resend the frames
+If a stream breaks and the same two processes open a new one, there is no new handshake: both sides resend the frames
 that were not acknowledged.
 """
 
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from glasu.errors import ConfigError
 from glasu.network.facts import Facts, Short
 from glasu.network.findings import Findings
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.privacy.ledger import LedgerHead
 from glasu.records import Bounds, Length, RecordError, read_record
 
@@ -44,7 +44,7 @@ class Code(enum.StrEnum):
     UNWANTED_RUN = "unwanted_run"  # the party wants another run (--run)
     OTHER_RUN = "other_run"  # the party's folder belongs to another run
     RUN_FINISHED = "run_finished"
-    RUN_STARTED = "run_started"  # the party asks for a fresh start, and the run is past its start
+    RUN_STARTED = "run_started"  # the party asks for a fresh start, but the run has begun
     OTHER_PURPOSE = "other_purpose"  # training, prediction, alignment or dry run
     DIFFERENT_FACTS = "different_facts"
     DIFFERENT_SETTINGS = "different_settings"
@@ -54,7 +54,7 @@ class Code(enum.StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
     INVALID_HELLO = "invalid_hello"  # the hello of the session, not that of a purpose
     INVALID_MESSAGE = "invalid_message"
-    CUT_LEDGER = "cut_ledger"  # the party's ledger is shorter than before, or another one
+    CUT_LEDGER = "cut_ledger"  # the party's ledger was truncated or replaced
     REPLACED = "replaced"  # a newer process of the party takes part
 
 
@@ -87,7 +87,7 @@ class ResultPayload:
     """Party: its results are written."""
 
     weights_sha256: Short = ""  # training
-    ledger: LedgerHead | None = None  # of the party, after its last release
+    ledger: LedgerHead | None = None  # head of the party's ledger after its last release
     received: Number = 0  # prediction: nodes whose scores it received; alignment: common ids
 
 
@@ -117,13 +117,13 @@ class WelcomePayload:
 
 @dataclass(frozen=True, kw_only=True)
 class StatementPayload:
-    """Party: it is ready to run these settings. It states all facts."""
+    """Party: a statement that it is ready to run these settings, with all facts."""
 
     facts: Facts
     digest: Short = ""  # digest of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
-    ledger: LedgerHead | None = None  # of the party, synced; None in a dry run
+    ledger: LedgerHead | None = None  # head of the party's ledger, durable; None in a dry run
     findings: Findings = ()  # dry run
 
 
@@ -139,7 +139,7 @@ def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
     try:
         return read_record(cls, payload, source)
     except RecordError as error:
-        why = printable(error, MAX_REASON).rstrip(".")
+        why = make_printable(error, MAX_REASON).rstrip(".")
         raise RefusalError(Code.INVALID_PAYLOAD, f"{why}; {SAME_VERSION}") from None
 
 
@@ -155,7 +155,7 @@ class ServerHandshake(Protocol):
 
         The session calls this for every process that it does not know: a new one, a restarted one, and all after a
         restart of the server. It does not call it when the same process opens a new stream. When the call returns,
-        the decision must be durable (fencing). A new process takes the place of the earlier one of its party.
+        the decision must be durable (fencing). A new process replaces the earlier process of its party.
 
         Args:
             party: the name in the peer's certificate.
@@ -177,7 +177,7 @@ class ServerHandshake(Protocol):
         ...
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
-        """Return a prepared party that has to compare its ids with another one, and the shares that it needs.
+        """Return a prepared party that must compare its ids with another party's, and the shares that it needs.
 
         None: nothing is missing. The session asks after every statement, and sends that party the shares.
         """
@@ -203,14 +203,14 @@ class ClientHandshake(Protocol):
         ...
 
     def welcome(self, welcome: Payload) -> None:
-        """Take the welcome of a new server process: the first one, or the next one after a restart.
+        """Process the welcome of a new server process: the first, or one after a restart.
 
         Raise a `GlasuError` to end the session, for example if the server now offers other settings.
         """
         ...
 
-    def take_shares(self, shares: Mapping[str, str]) -> None:
-        """Take the shares of all parties; the next statement compares the ids with theirs."""
+    def store_shares(self, shares: Mapping[str, str]) -> None:
+        """Store the shares of all parties. The next statement contains HMACs for them."""
         ...
 
     def statement(self) -> Payload:

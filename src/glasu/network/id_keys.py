@@ -1,12 +1,12 @@
-"""Compare lists of ids between parties without showing the server anything that it can test a guess with.
+"""Compare lists of ids between parties without giving the server a value against which it can test guesses.
 
-Aligned parties have a common key that the server lacks (`glasu.data.alignment_file`). Other parties agree on one key
-for each pair. Every process makes a key of X25519 and states its public share. The server passes the shares on, and
-every party states HMACs of its ids under the keys that it has with the others. Two parties that have the same ids state
-the same HMACs.
+Aligned parties have a common key that the server does not have (`glasu.data.alignment_file`). Other parties agree on
+one key for each pair. Every process makes an X25519 key and states its public part, the share. The server forwards the
+shares, and every party states HMACs of its ids under the keys that it shares with the others. Two parties with the same
+ids state the same HMACs.
 
-This holds against a server that follows the protocol and reads everything. A server that exchanges the shares for its
-own could test guesses of a whole list.
+This is secure against a server that follows the protocol and reads everything. A server that replaces the shares with
+its own could test guesses of a whole list.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PAIR_KEY_INFO = b"glasu: key of two parties for their ids"
 
 @dataclass(frozen=True)
 class IdTag:
-    """What a party states about its ids to another one."""
+    """HMACs of a party's ids for one other party."""
 
-    party: Hex  # the other one
-    share: Hex  # of the other one's process
+    party: Hex  # the other party
+    share: Hex  # the share of the other party's process
     id_set: Hex  # an HMAC of the sorted ids
     id_order: Hex  # an HMAC of the ids in their order
 
@@ -46,10 +46,10 @@ class IdKeys:
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.share = self._private.public_key().public_bytes_raw().hex()
-        self._shares: dict[str, str] = {}  # of the others, by name
+        self._shares: dict[str, str] = {}  # shares of the other parties, by name
 
-    def take_shares(self, own: str, shares: Mapping[str, str]) -> None:
-        """Take the shares of all parties, as the server passes them on; `own` is the name of this party."""
+    def store_shares(self, own: str, shares: Mapping[str, str]) -> None:
+        """Store the shares of all parties, which the server forwards; `own` is the name of this party."""
         self._shares = {name: share for name, share in shares.items() if name != own}
 
     def make_tags(self, party: PartyData) -> tuple[IdTag, ...]:
@@ -65,6 +65,6 @@ class IdKeys:
         try:
             common = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(share)))
         except ValueError:
-            raise ProtocolError(f"the share of party {name!r} is no key of X25519; check the server.") from None
+            raise ProtocolError(f"the share of party {name!r} is not a valid X25519 key; check the server.") from None
         both = "|".join(sorted((self.share, share))).encode()
         return HKDF(SHA256(), 32, salt=None, info=PAIR_KEY_INFO + both).derive(common)

@@ -45,7 +45,7 @@ from glasu.records import to_plain
 from glasu.runtime.checkpointing import START
 from glasu.runtime.client_ledger import attach_ledger
 from glasu.runtime.drive import drive
-from glasu.runtime.inprocess import one_thread_each
+from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
@@ -77,9 +77,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Read and accept the offer of a server process, or raise GlasuError, so that the session declines it."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
-    def take_shares(self, shares: Mapping[str, str]) -> None:
-        """Take the shares of all parties, to compare the ids with theirs."""
-        self.id_keys.take_shares(self.options.kit.name, shares)
+    def store_shares(self, shares: Mapping[str, str]) -> None:
+        """Store the shares of all parties. The next statement contains HMACs for them."""
+        self.id_keys.store_shares(self.options.kit.name, shares)
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:
@@ -90,11 +90,11 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Return the statement of this party when it is prepared. Called before every attempt."""
 
     def scope(self) -> LedgerScope:
-        """Return what the entries of this session's ledger belong to."""
+        """Return the run and the training that the ledger entries of this session belong to."""
         raise NotImplementedError
 
     def open_attempt(self, attempt: ProposedAttempt) -> None:
-        """Enter the ledgers of the other parties, and the start, in the own ledger; see `SessionLedger`."""
+        """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
         self.session_ledger.open_attempt(attempt, self.scope())
 
     def facts(self) -> Facts:
@@ -103,7 +103,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     def check_limits(self, head: Head, size: int) -> None:
         """Check the header and size of a message from the server; refuse one that is too long for this run."""
-        raise ProtocolError("the server sent a message, and this purpose has none.")
+        raise ProtocolError("the server sent a message, but this session exchanges none.")
 
     def find_earlier_result(self) -> ResultT | None:
         """Return the result of an earlier process, if the run is finished everywhere."""
@@ -114,7 +114,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     def begin(self, attempt: ProposedAttempt) -> Script[Any]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
-        raise ProtocolError("the server started a run, and this purpose has none.")
+        raise ProtocolError("the server started a run, but this session has none.")
 
     def save(self, state: Any) -> None:
         """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
@@ -132,10 +132,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
         raise NotImplementedError
 
     def take_farewell(self, farewell: Payload) -> None:
-        """Take what the server sends with its goodbye: the last heads of all ledgers."""
+        """Process the payload of the server's goodbye: the last heads of all ledgers."""
         said = read_payload(FarewellPayload, farewell, "the farewell of the server")
         try:
-            self.session_ledger.remember_last(said.ledgers, self.scope().training)
+            self.session_ledger.record_last_heads(said.ledgers, self.scope().training)
         except LedgerError as error:  # the results are complete; the next attempt would be refused
             self.options.log.warning("%s", error)
 
@@ -272,11 +272,11 @@ def join(
     Args:
         purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
-        dialing: how to connect; None: as in the options.
+        dialing: how to connect; None: as the options say.
     """
     options, finished = purpose.options, False
     dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
-    with one_thread_each():
+    with open_client_map():
         if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()

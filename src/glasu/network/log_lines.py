@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MAX_REASON = 1200  # greatest length of a reason
-MAX_LINES = 50  # greatest number of lines of a table
+MAX_REASON = 1200  # maximum length of a reason
+MAX_LINES = 50  # maximum number of lines of a table
 BURST, EVERY = 10, 6.0  # number of lines without a pause, and seconds until one more is allowed
 
 
-def printable(text: object, most: int = 300) -> str:
+def make_printable(text: object, most: int = 300) -> str:
     """Return text from a peer without control characters, cut to `most` characters."""
     shown = str(text)
     cut = shown if len(shown) <= most else f"{shown[: most - 3]}..."

@@ -126,10 +126,10 @@ class ServeOptions(RoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(RoleOptions):
-    """Options of one party. Its name is the one in the certificate of the kit."""
+    """Options of one party. The certificate of the kit contains its name."""
 
     server: str  # host:port
     expect: RunConfig | None = None  # the agreed settings; others are refused
     run: str | None = None  # take part in this run only
     policy: PolicyFile | None = None  # forbids releases
-    max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's
+    max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's memory

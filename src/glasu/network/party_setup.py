@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
-from glasu.data.methods import method_of
+from glasu.data.methods import find_method
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import Preparation
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.privacy.masking import Signer
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
-from glasu.runtime.memory import check_memory, total_memory
+from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.secret import Secret
 from glasu.timing import Clock, Stopwatch
 
@@ -29,9 +29,9 @@ TOO_LARGE = (
 
 
 def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
-    """Refuse a roster that has invalid names, names this party otherwise, or does not fit the settings."""
+    """Refuse a roster that has invalid names, lists this party under another name, or does not fit the settings."""
     roster, index, num_clients = offered.roster, offered.index, config.data.num_clients
-    listed = printable(", ".join(roster), MAX_REASON)
+    listed = make_printable(", ".join(roster), MAX_REASON)
     if len(roster) != num_clients or index >= num_clients:
         raise RefusalError(
             Code.WRONG_ROSTER,
@@ -41,18 +41,18 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
     if roster[index] != name:
         raise RefusalError(
             Code.WRONG_ROSTER,
-            f"the server's roster ({listed}) lists this party as {printable(roster[index])!r}, as its "
-            f"certificate does; use the kit of {name!r}.",
+            f"the server's roster ({listed}) lists this party as {make_printable(roster[index])!r}, the "
+            f"name in its certificate; use the kit of {name!r}.",
         )
     try:
         for each in roster:
             check_party_name(each)
     except DataError as error:
-        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {printable(error, MAX_REASON)}") from None
+        raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {make_printable(error, MAX_REASON)}") from None
     if len(set(roster)) < len(roster):
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster ({listed}) lists a party twice.")
     if config.train.labels not in ("all", *roster):
-        owner = printable(config.train.labels)
+        owner = make_printable(config.train.labels)
         why = f"train.labels={owner!r}: there is no such party; the server's roster is {listed}."
         raise RefusalError(Code.WRONG_ROSTER, why)
 
@@ -63,7 +63,7 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
     Settings that need more than `max_memory` bytes (None: half of this machine's memory) are refused, before anything
     is allocated.
     """
-    check_memory(config, [party], total_memory() // 2 if max_memory is None else max_memory, TOO_LARGE)
+    check_memory(config, [party], read_total_memory() // 2 if max_memory is None else max_memory, TOO_LARGE)
     labels = config.train.labels
     party = choose_splits(party, config.data.split, config.data_seed)
     if labels in ("all", party.name):
@@ -74,12 +74,12 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
 
 
 def limit_messages(config: RunConfig, party: PartyData) -> Limits:
-    """Return the greatest sizes of the messages that this party accepts.
+    """Return the maximum sizes of the messages that this party accepts.
 
     A party without labels does not know the number of classes. If predictions are averaged, it receives class
     probabilities and accepts up to MAX_UNKNOWN_CLASSES columns.
     """
-    unknown = MAX_UNKNOWN_CLASSES if method_of(config).averages else 0
+    unknown = MAX_UNKNOWN_CLASSES if find_method(config).averages else 0
     return Limits.of_run(config, party.num_nodes, len(party.classes) or unknown, config.data.num_clients)
 
 
@@ -93,7 +93,7 @@ def build_client(
     secret: Secret | None = None,
     signer: Signer | None = None,
 ) -> Client:
-    """Build a party's client with its first weights.
+    """Build a party's client with its initial weights.
 
     Args:
         config: resolved.
@@ -101,8 +101,8 @@ def build_client(
         index: the party's position in the roster.
         roster: the parties in client order.
         clock: measures its computing time.
-        preparation: of the features, from a trained model; None: fitted to the data.
-        secret: of the party; None where the client neither trains nor sends.
+        preparation: the preparation of the features of a trained model; None: fit it to the data.
+        secret: the secret of the party; None if the client neither trains nor sends.
         signer: signs the keys of masks.
     """
     return Client(

@@ -20,9 +20,9 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, control_frame, read_frame, split_pieces
+from glasu.network.frames import CONTROL_BYTES, Channel, Frame, make_control_frame, read_frame, split_pieces
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import OnInvalidMessage
 from glasu.network.roster import Attempt, Peer, Receipts, Roster
 from glasu.network.states import PeerEvent, PeerState, RunState
@@ -50,7 +50,7 @@ class PeerFrames:
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        self._process = secrets.token_hex(8)  # a restarted server has another name and knows no earlier frames
+        self._process = secrets.token_hex(8)  # a restarted server has a new name and knows no earlier frames
         self.refused = 0  # number of refused connections and processes
 
     # --- Host -----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class PeerFrames:
     def turn_away(self, party: str, caller: str, reason: str) -> None:
         with self._roster.changed:
             self.refused += 1
-            self._roster.log.write(f"{caller}: not served: {printable(reason, MAX_REASON)}.", party or "strangers")
+            self._roster.log.write(f"{caller}: not served: {make_printable(reason, MAX_REASON)}.", party or "strangers")
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
@@ -116,7 +116,7 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        # A known key is always an error, but only the complete message shows which error: see `Receipts`.
+        # A known key is always an error, but the kind of error depends on the complete message: see `Receipts`.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
@@ -146,8 +146,8 @@ class PeerFrames:
         state = self._roster.run.state
         welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
         if peer.stream is not None:
-            why = f"a newer process of party {peer.name!r} has taken its place."
-            peer.stream.close(control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
+            why = f"a newer process of party {peer.name!r} has replaced it."
+            peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
         peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
         self._seat(peer, stream, welcome, resumed=False)
@@ -164,7 +164,7 @@ class PeerFrames:
         welcome = control.Welcome(
             run=self._run, server=self._process, resumed=resumed, received=channel.received, payload=payload
         )
-        stream.send(control_frame(welcome))
+        stream.send(make_control_frame(welcome))
         stream.attach(channel)
         peer.stream = stream
 
@@ -188,21 +188,21 @@ class PeerFrames:
             if message.digest != expected:
                 raise ProtocolError(
                     f"it confirmed another checkpoint of round {attempt.round}: expected SHA-256 {expected}, got "
-                    f"{printable(message.digest, 64)}."
+                    f"{make_printable(message.digest, 64)}."
                 )
             peer.machine.advance(PeerEvent.CONFIRM)
 
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
         peer.machine.advance(PeerEvent.PREPARE)
         if peer.state is PeerState.DISMISSED:
-            return  # the run ended while the statement was on its way
+            return  # the run ended while the statement was in transit
         try:
             lines = self._handshake.prepare(peer.name, statement)
         except RefusalError as refusal:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        if not peer.was_asked:  # it has logged this before
+        if not peer.was_asked:  # otherwise this was logged before
             self._roster.log.write(f"{peer.name}: prepared.", peer.name)
         peer.was_asked = False
         for line in lines:
@@ -213,7 +213,7 @@ class PeerFrames:
         """Process the last message of a party, which ends the stream."""
         if isinstance(word, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
-            if self._roster.run.state in RUN_ENDED:  # the run ended while the message was on its way
+            if self._roster.run.state in RUN_ENDED:  # the run ended while the message was in transit
                 self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
                 return
             self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
@@ -231,7 +231,7 @@ class PeerFrames:
     # --- refusals -------------------------------------------------------------------------
 
     def may_return(self, error: Exception) -> bool:
-        """Return whether the run waits for a party after this error. Two contents under one key always abort it."""
+        """Return whether the run waits for a party after this error. Two contents under one key always abort."""
         return self._on_invalid_message == "wait" and not isinstance(error, EquivocationError)
 
     def expel(self, peer: Peer, reason: str) -> None:
@@ -254,13 +254,13 @@ class PeerFrames:
             self._roster.announce(f"{peer.name}: not accepted: {word.reason}", about=peer.name, without=own)
             peer.refusal = word.reason
         if stream is peer.stream:
-            self._roster.drop(peer, PeerEvent.REFUSE, control_frame(word))
+            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(word))
         elif stream is not None:
-            stream.close(control_frame(word))
+            stream.close(make_control_frame(word))
 
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
-        why = printable(get_public_message(error), MAX_REASON)
+        why = make_printable(get_public_message(error), MAX_REASON)
         fault = error.__cause__ if isinstance(error, CheckpointError) else error  # error of a state file or of a stream
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
             self._roster.log.write(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", peer.name)
@@ -268,7 +268,7 @@ class PeerFrames:
             why = f"the server failed when party {peer.name!r} connected: {why}"
             self._abort(stream, TrainingError(why, code="server_failed"))
         elif peer.stream is not stream:
-            if stream.is_open:  # else a newer stream has replaced it
+            if stream.is_open:  # otherwise a newer stream has replaced it
                 self._refuse(peer, stream, RefusalError(Code.INVALID_HELLO, why))
         elif self.may_return(error):
             self.expel(peer, why)
@@ -283,7 +283,7 @@ class PeerFrames:
     # --- the end of a stream --------------------------------------------------------------
 
     def dismiss(self, peer: Peer) -> None:
-        """Send the goodbye of a complete run to a party, on this stream or on a later one."""
+        """Send the goodbye of a complete run to a party, on this stream or a later one."""
         if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
             peer.machine.advance(PeerEvent.DISMISS)
             peer.send_control(control.Goodbye(self._roster.farewell))

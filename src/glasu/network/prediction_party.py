@@ -16,11 +16,11 @@ from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.control import ProposedAttempt
-from glasu.network.facts import Facts, class_facts, party_facts
+from glasu.network.facts import Facts, collect_class_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.prediction_server import PredictionReport, derive_attempt_run
 from glasu.network.run_folder import read_report
@@ -31,7 +31,7 @@ from glasu.protocol.prediction import client_request
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
 from glasu.records import read_record, to_plain
-from glasu.report import LedgerSummary, describe_missing, versions
+from glasu.report import LedgerSummary, describe_missing, list_versions
 from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
@@ -51,7 +51,7 @@ class Predicted:
     It is empty if the party requested no nodes, or if another party has the labels.
     """
 
-    nodes: NodeSet  # positions: first the requested ones in their order, then those that others requested
+    nodes: NodeSet  # positions: first the requested nodes in their order, then those that others requested
     scores: NDArray[Any]
     file: Path | None
     missing: tuple[str, ...] = ()  # parties of the training that did not take part
@@ -80,7 +80,7 @@ class PredictionParty(ClientPurpose[Predicted]):
                 "`glasu join`."
             )
         self.model = TrainedModel.load(options.out)
-        self.party = _with_classes(self.model, party)
+        self.party = _add_classes(self.model, party)
         parties = {"parties": read_report(options.out).get("parties")}
         self.roster = read_record(_ReportedParties, parties, str(options.out / "report.json")).parties
         self._run = ""  # run id of the current server process
@@ -88,10 +88,12 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def facts(self) -> Facts:
         """Return the facts of this party: its data, and the training and classes of its model."""
-        about_classes = {} if self.party.labels is None else class_facts(self.model.classes)
+        about_classes = {} if self.party.labels is None else collect_class_facts(self.model.classes)
         if self.model.config.train.warm_start:
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
-        return party_facts(self.party, "prediction", self.id_keys, training=self.state.value.run, **about_classes)
+        return collect_party_facts(
+            self.party, "prediction", self.id_keys, training=self.state.value.run, **about_classes
+        )
 
     def scope(self) -> LedgerScope:
         """Return the scope of this prediction, which belongs to the training of the model."""
@@ -110,8 +112,8 @@ class PredictionParty(ClientPurpose[Predicted]):
             raise RefusalError(
                 Code.WRONG_ROSTER,
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{printable(', '.join(offered.roster), MAX_REASON)}. Restore the server's kit.toml of that time, or "
-                "change the roster with `glasu provision --add` or `--remove`.",
+                f"{make_printable(', '.join(offered.roster), MAX_REASON)}. Restore the server's kit.toml of that time, "
+                "or change the roster with `glasu provision --add` or `--remove`.",
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
@@ -140,12 +142,12 @@ class PredictionParty(ClientPurpose[Predicted]):
         present = attempt.present
         if present != tuple(name for name in self.roster if name in present) or self.party.name not in present:
             raise ProtocolError(
-                f"the server proposed a prediction by {printable(', '.join(present), MAX_REASON) or 'no party'}; "
-                f"expected parties of {', '.join(self.roster)} in this order, {self.party.name} among them."
+                f"the server proposed a prediction by {make_printable(', '.join(present), MAX_REASON) or 'no party'}; "
+                f"expected some of {', '.join(self.roster)} in this order, including {self.party.name}."
             )
         if present != self.roster:
             check_present(self.model.config, self.roster, present)
-        self.client.place_among(present)
+        self.client.restrict_clients(present)
         identity = self.client.identity
         identity.attempt = attempt.number % ATTEMPTS
         identity.run = derive_attempt_run(self._run, attempt.number)
@@ -163,7 +165,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
-            self.options.log.info("party %r has the labels and receives the predictions; this party none.", owner)
+            self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
         cost, present = self.telemetry.cost(), client.identity.names
         missing = tuple(name for name in self.roster if name not in present)
         stored = self.model.find_subset(present) if missing else None
@@ -180,7 +182,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             traffic=cost.traffic,
             seconds=cost.seconds,
             privacy={"ledger": (LedgerSummary.of(client.name, client.release.ledger),)},
-            versions=versions(),
+            versions=list_versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
         self._predicted = Predicted(nodes, scores, file, missing)
@@ -196,7 +198,7 @@ def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[An
     return result
 
 
-def _with_classes(model: TrainedModel, party: PartyData) -> PartyData:
+def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:
     """Return the party with the classes of the model; without labels if the model has no classifier."""
     model.check_data([party])
     if model.config.train.labels in ("all", party.name):

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.network.compatibility import config_for_network, refuse_kit
-from glasu.network.facts import server_facts
+from glasu.network.compatibility import prepare_config_for_network, refuse_kit
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.roster import Attempt
@@ -31,8 +31,8 @@ from glasu.report import (
     Traffic,
     describe_missing,
     find_subset,
+    list_versions,
     to_json_value,
-    versions,
 )
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
@@ -76,21 +76,21 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def __init__(self, options: ServeOptions) -> None:
         """Check that the folder holds the finished training of these settings and parties."""
         roster = options.kit.roster
-        config = config_for_network(options.config, roster)
+        config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
         training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
         config = read_trained_config(options.out, config)
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
-        self._present: tuple[str, ...] = ()  # of the last attempt
-        facts = server_facts("prediction", training=training)
+        self._present: tuple[str, ...] = ()  # the parties of the last attempt
+        facts = collect_server_facts("prediction", training=training)
         super().__init__(options, facts, config, run, self.state, scope=training)
         self._trained = open_serving(options.out).value
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""
         self.state.update(run=self.run, processes={}, attempt=0)
-        if self.state.value.ledger_scope != self._trained.ledger_scope:  # of an earlier training in this folder
+        if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
         parties, log = ", ".join(self.options.kit.roster), self.options.log
         log.info("prediction: this server and all of %s must stay online until it is done.", parties)
@@ -100,7 +100,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
-        """Plan an attempt with a new run id, because a repeated request may have other contents.
+        """Plan an attempt with a new run id, because a repeated request may have different contents.
 
         The parties that are present are the clients of this attempt, as if there were no others.
         """
@@ -108,7 +108,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and all state the same.
+        # The parties know which model was selected, and all of them state the same.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 
@@ -126,7 +126,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             nodes=result,
             traffic=cost.traffic,
             seconds=cost.seconds,
-            versions=versions(),
+            versions=list_versions(),
         )
         write_named(self.options.out / "prediction.json", report.to_json().encode())
         return report

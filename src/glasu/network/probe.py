@@ -21,7 +21,7 @@ VERIFY_CODES = {  # OpenSSL's X509_V_ERR_*
 
 
 def probe(kit: Kit, address: str) -> CertificateInfo | Disconnection:
-    """Connect once; return the certificate of a server that accepts this party, or the reason of the failure.
+    """Connect once; return the certificate of a server that accepts this party, or the reason for the failure.
 
     With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
     it sends its HTTP/2 settings immediately. A server that rejects it closes the connection without an alert.

@@ -20,19 +20,27 @@ from dataclasses import dataclass, field
 
 from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
 from glasu.network.control import Notice, StatementRequest, Stopped
-from glasu.network.frames import Channel, CheckLimits, control_frame
+from glasu.network.frames import Channel, CheckLimits, make_control_frame
 from glasu.network.handshake import Payload, ServerHandshake
 from glasu.network.log_lines import LimitedLog
-from glasu.network.states import PeerEvent, PeerState, RunEvent, RunState, StateMachine, peer_machine, run_machine
+from glasu.network.states import (
+    PeerEvent,
+    PeerState,
+    RunEvent,
+    RunState,
+    StateMachine,
+    make_peer_machine,
+    make_run_machine,
+)
 from glasu.network.transport import FrameStream, SessionLock
 from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
 CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
-NAMED_AFTER = 10.0  # seconds after which a missing party is named; then less often, but
-NAMED_EVERY = 60.0  # at least so often: the parties see that the server is alive
-GROUPS = 8  # phases of rounds whose digests are kept; an exchange mixes few, and the previous phase must be among them
+NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; later lines are less frequent
+NAMED_EVERY = 60.0  # maximum seconds between such lines, so that the parties see that the server is alive
+GROUPS = 8  # number of (phase, round) pairs whose digests are kept; one exchange uses few of them
 
 
 class Receipts:
@@ -40,9 +48,9 @@ class Receipts:
 
     Every key is received at most once. Frames that are sent again after a break have known numbers, and the channel
     drops them before they are read as messages. A new attempt and a new process begin with empty receipts, and their
-    keys hold the number of the attempt. So no honest party repeats a key, and a repeat is an invalid message. It must
-    not be ignored: a party could send it instead of the expected message, and the server would wait without end. Two
-    contents under one key are worse, because one of them is wrong: the run stops, whatever the policy is.
+    keys contain the number of the attempt. So no honest party repeats a key, and a repeated key is an invalid message.
+    It must not be ignored: a party could send it instead of the expected message, and the server would wait forever.
+    Two contents under one key are worse, because one of them is wrong: the run stops under any policy.
     """
 
     def __init__(self) -> None:
@@ -53,7 +61,7 @@ class Receipts:
         return key.pack() in self._groups.get((int(key.phase), key.round), {})
 
     def take(self, key: Key, digest: bytes) -> None:
-        """Note a message.
+        """Record a message.
 
         Raises:
             ProtocolError: the message was received before.
@@ -62,11 +70,11 @@ class Receipts:
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
         if known == digest:
-            raise ProtocolError(f"{key}: came a second time.")
+            raise ProtocolError(f"{key}: received twice.")
         if known is not None:
             raise EquivocationError(
-                f"{key}: came with two different contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, "
-                "because one of them is not the computed one."
+                f"{key}: received with two contents, SHA-256 {known.hex()} and {digest.hex()}; the run stops, because "
+                "one of them is wrong."
             )
         if group not in self._groups:
             for oldest in list(self._groups)[: 1 - GROUPS]:
@@ -82,12 +90,12 @@ class Peer:
     name: str
     away_since: float  # when it lost its last stream, or the run began
     stream: FrameStream | None = None
-    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=peer_machine)
+    machine: StateMachine[PeerState, PeerEvent] = field(default_factory=make_peer_machine)
     channel: Channel = field(default_factory=Channel)  # the channel to the last admitted process
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
     refusal: str = ""  # why its last process was refused
-    was_asked: bool = False  # to compare its ids, and it has not answered yet
+    was_asked: bool = False  # whether it was asked to compare its ids and has not answered yet
     result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
@@ -102,7 +110,7 @@ class Peer:
         """Ask for another statement, if the party has stated or done something in this run.
 
         Args:
-            shares: of all parties with which it shall compare its ids; None: of none.
+            shares: the shares of all parties with which it must compare its ids; None: no comparison.
         """
         if self.machine.allows(PeerEvent.REGATHER):
             self.machine.advance(PeerEvent.REGATHER)
@@ -132,9 +140,9 @@ class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt f
 class Attempt:
     """One attempt to run from a common checkpoint to the end."""
 
-    number: int  # greater than that of every attempt before
+    number: int  # increases with every attempt
     round: int  # the attempt continues after this round
-    digests: Mapping[str, str | None]  # by party, in client order: of their checkpoints of that round
+    digests: Mapping[str, str | None]  # digests of the checkpoints of that round, by party in client order
     check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
     ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party
 
@@ -167,7 +175,7 @@ class Roster:
         self.changed = SessionLock()
         self.peers = {name: Peer(name, away_since=clock()) for name in names}
         self._handshake = handshake
-        self.run = run_machine()
+        self.run = make_run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
         self.farewell: Payload = {}  # the payload of the goodbye to every party
@@ -186,16 +194,16 @@ class Roster:
         self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure of the run, or RestartAttempt if the current attempt is void."""
+        """Raise the error of a failed run, or RestartAttempt if the current attempt is void."""
         if self.failure is not None:
             raise self.failure
         if self.run.state is RunState.RESTARTING:
             raise RestartAttempt
 
     def stop(self, stream: FrameStream) -> None:
-        """Close a stream with the reason of the failure as its last frame."""
+        """Close a stream with the reason for the failure as its last frame."""
         if self.failure is not None:
-            stream.close(control_frame(Stopped(self.failure.code, self.failure.public_message)))
+            stream.close(make_control_frame(Stopped(self.failure.code, self.failure.public_message)))
 
     def restart(self) -> None:
         """Void the current attempt, if there is one."""
@@ -222,7 +230,7 @@ class Roster:
         """
         if not self.log.write(line, about):
             return
-        notice = control_frame(Notice(line))
+        notice = make_control_frame(Notice(line))
         for peer in self.peers.values():
             if peer.stream is not None and peer is not without:
                 peer.stream.send(notice)
@@ -250,14 +258,14 @@ class Roster:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
             if now - since >= named:
                 states = "; ".join(f"{peer.name}: {CONNECTION_WORDS[peer.is_connected]}" for peer in owing)
-                self.announce(f"the server is waiting for {names} {what} since {now - since:.0f} s ({states}).")
+                self.announce(f"the server has been waiting for {names} {what} for {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
 
     def ask_to_compare(self) -> None:
-        """Ask the next prepared party that has not compared its ids with another prepared one.
+        """Ask the next prepared party that has not compared its ids with another prepared party.
 
-        One is asked after the other, in the order of their admission. So if two differ, the later one is refused.
+        Parties are asked one after the other, in the order of their admission. So if two differ, the later is refused.
         """
         asked = any(peer.was_asked and peer.state is PeerState.CONNECTED for peer in self.present)
         if asked or self.run.state is not RunState.GATHERING:

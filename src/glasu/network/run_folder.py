@@ -86,7 +86,7 @@ def require_finished_training(out: Path, record: ServingRecord, config: RunConfi
 
 
 def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
-    """Return the settings of a finished training. Those that a race decided are in its report."""
+    """Return the settings of a finished training. Settings that a race chose are read from its report."""
     if len(list_candidates(config)) == 1:
         return config
     source = str(out / REPORT)
@@ -131,7 +131,7 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
     if only not in (None, record.run):
         raise ConfigError(
             f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of that run.",
-            "holds a part of another run than --run names; give the --out of that run",
+            "holds a part of a run other than that of --run; give the --out of that run",
         )
     if data not in (None, record.data):
         raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
@@ -143,7 +143,7 @@ def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
     secret = kit.secret
     if record.closed or (secret is not None and secret.commitment() == record.secret):
         return
-    state = "is missing" if secret is None else "is not the one with which this run began"
+    state = "is missing" if secret is None else "has changed since this run began"
     remedy = "restore it, or start over with --fresh at the server and at every party"
     raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
@@ -171,7 +171,7 @@ def read_subsets(out: Path) -> list[SubsetScores]:
 
 
 def _read_subset(listed: Mapping[str, Any]) -> SubsetScores:
-    """Read one entry of `subsets`; a metric that is not defined is left out."""
+    """Read one entry of `subsets`; a metric that is not defined is omitted."""
     metrics = {name: value for name, value in listed.items() if name != "parties" and value is not None}
     return read_record(SubsetScores, {"parties": listed.get("parties"), "metrics": metrics}, REPORT)
 

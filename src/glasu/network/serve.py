@@ -64,14 +64,14 @@ class ServerPurpose(ABC, Generic[ReportT]):
             facts: the facts of the server.
             config: the settings that the parties receive.
             run: the id of the run.
-            state: remembers the admitted processes and the ledgers; None in a dry run, which admits all.
+            state: records the admitted processes and the ledgers; None in a dry run, which admits all processes.
             scope: the training that the parties take part in; empty in an alignment and in a dry run.
         """
         self.options, self.config, self.run = options, config, run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         fence = None if state is None else Fence(state)
         self.witness = None if state is None else Witness(state, scope)
-        self.ledgers: Mapping[str, LedgerHead] = {}  # of the parties, when they have finished
+        self.ledgers: Mapping[str, LedgerHead] = {}  # the heads of the parties that have finished
         self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds, self.witness)
 
     @property
@@ -102,7 +102,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         self.options.emit(event)
 
     def build_farewell(self, report: ReportT) -> Payload:
-        """Return what goes with the goodbye to every party: the last heads of all ledgers."""
+        """Return the payload of the goodbye to every party: the last heads of all ledgers."""
         return to_plain(FarewellPayload(ledgers=self.ledgers))
 
     def close(self, *, finished: bool) -> None:
@@ -118,7 +118,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     @property
     def progress(self) -> Progress | None:
-        """The progress with which the planned attempt begins; None: it begins at the beginning."""
+        """The progress with which the planned attempt begins; None: it begins at the first round."""
         return None
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
@@ -134,14 +134,14 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         """Write the report, from the script's result and the results of the parties."""
 
     def add_ledgers(self, attempt: Attempt) -> Attempt:
-        """Remember the ledgers of the parties of an attempt, durably, and return the attempt with them."""
+        """Store the heads of the parties' ledgers durably; return the attempt with them."""
         statements = self.admission.collect_statements(attempt.present)
         heads = {party: stated.ledger for party, stated in statements.items() if stated.ledger is not None}
         self._keep_heads(heads)
         return dataclasses.replace(attempt, ledgers=heads)
 
     def note_results(self, results: Mapping[str, ResultPayload]) -> None:
-        """Remember the ledgers of parties that have finished; the goodbye passes them on."""
+        """Store the heads of the ledgers of parties that have finished; the goodbye forwards them."""
         self.ledgers = {party: result.ledger for party, result in results.items() if result.ledger is not None}
         self._keep_heads(self.ledgers)
 
@@ -181,7 +181,7 @@ class ServerPerformer:
                     telemetry.traffic.sent_to_server(message)
                 return messages
             case Broadcast(message, rides):
-                purpose.settle()  # a checkpoint must be durable before the next message leaves
+                purpose.settle()  # a checkpoint must be durable before the next message is sent
                 telemetry.traffic.sent_to_clients(message, self.session.num_present)
                 telemetry.traffic.exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
@@ -229,7 +229,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
             report = purpose.run_session(session, performer(session, purpose))
             session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
             finished = True
-        except Exception as error:  # even a full disk or a bug, because the parties must not wait without end
+        except Exception as error:  # even a full disk or a bug, because the parties must not wait forever
             session.announce_failure(error, purpose.goodbye_seconds)
             raise
         except KeyboardInterrupt:

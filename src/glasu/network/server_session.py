@@ -86,7 +86,7 @@ class ServerSession:
         """Wait until every party is connected and its statement has passed the handshake.
 
         Returns:
-            The parties that take part, in client order. A party that was absent for too long is left out if the others
+            The parties that take part, in client order. A party that was absent for too long is omitted if the others
             can continue without it.
         """
         roster = self.roster
@@ -141,7 +141,7 @@ class ServerSession:
             finally:
                 for peer in peers:
                     peer.expected = None
-            roster.changed.notify_all()  # there is room again
+            roster.changed.notify_all()  # the inboxes have room again
         return [self._decode(peer, encoded, expected) for peer, encoded in zip(peers, arrived, strict=True)]
 
     def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message:
@@ -177,7 +177,7 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def set_aside(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error, if the policy is to wait for it; else return False.
+        """Drop the party whose message caused an error, if the policy is to wait for it; otherwise return False.
 
         If it returns True, the caller must gather the parties again.
         """
@@ -209,7 +209,7 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Send the reason why the run ends to every party, before any waiting data.
+        """Send every party the reason why the run ends, before any queued data.
 
         Then wait at most `seconds` for all parties to disconnect.
         """
@@ -218,7 +218,7 @@ class ServerSession:
             why, code = f"the server failed: {why}", "server_failed"
         roster = self.roster
         with roster.changed:
-            roster.fail(TrainingError(why, code=code))  # a party that connects now receives it, too
+            roster.fail(TrainingError(why, code=code))  # a party that connects now also receives it
             for peer in roster.peers.values():
                 if peer.stream is not None:
                     roster.stop(peer.stream)

@@ -28,20 +28,20 @@ class ServingRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0
-    processes: Mapping[str, Process] = field(default_factory=dict)  # by party, the one that was admitted last
+    processes: Mapping[str, Process] = field(default_factory=dict)  # the last admitted process, by party
     closed: bool = False  # the run is finished
     ledger_scope: str = ""  # the training that `ledgers` belong to; empty in an alignment
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party, the last one that it showed
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the last stated head, by party
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoiningRecord:
-    """joining.json, or aligning.json beside a party's tables: a party's part of a run."""
+    """joining.json, or aligning.json next to a party's tables: a party's part of a run."""
 
     party: str
     incarnation: int = 0  # counts the starts of the command in this folder
     starts: tuple[str, ...] = ()  # names of the last processes, the current one last
-    met: tuple[str, ...] = ()  # names of processes that a server has welcomed
+    met: tuple[str, ...] = ()  # names of processes that a server has admitted
     run: str | None = None
     digest: str | None = None  # digest of the settings
     data: str | None = None  # digest of the party's data
@@ -54,14 +54,14 @@ class StateFile(Generic[Record]):
     """A record in a file. Every change is durable before `update` returns.
 
     Any thread may call the methods. A change reads the record, writes the file and replaces the record under one lock;
-    otherwise, of two changes at the same time, one could overwrite the other. `roster.py` describes the lock order.
+    otherwise one of two concurrent changes could overwrite the other. `roster.py` describes the lock order.
     """
 
     def __init__(self, path: Path, initial: Record) -> None:
         """Read the file; without a file the record is `initial`.
 
         Raises:
-            DataError: the file cannot be read, or its content is not such a record.
+            DataError: the file cannot be read, or its content is not a record of this kind.
         """
         self._path, self._initial, self._pending = path, initial, False
         self._lock = threading.Lock()

@@ -52,8 +52,8 @@ class RunState(enum.Enum):
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     COMPLETE = "complete"  # every party has reported its results; the server writes its report
     RESTARTING = "restarting"  # the attempt is void because its parties changed; gather them for the next one
-    CLOSED = "closed"  # the server says goodbye to the parties
-    LEAVING = "leaving"  # this process was interrupted; another one can resume the run
+    CLOSED = "closed"  # the server sends the goodbye to the parties
+    LEAVING = "leaving"  # this process was interrupted; another process can resume the run
     FAILED = "failed"
 
 
@@ -141,11 +141,11 @@ class StateMachine(Generic[StateT, EventT]):
         return self._state
 
 
-def peer_machine() -> StateMachine[PeerState, PeerEvent]:
+def make_peer_machine() -> StateMachine[PeerState, PeerEvent]:
     """Return the machine of a party that has not connected yet."""
     return StateMachine(PeerState.AWAY, PEER_TRANSITIONS)
 
 
-def run_machine() -> StateMachine[RunState, RunEvent]:
+def make_run_machine() -> StateMachine[RunState, RunEvent]:
     """Return the machine of a run whose parties have not connected yet."""
     return StateMachine(RunState.GATHERING, RUN_TRANSITIONS)

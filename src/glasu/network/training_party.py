@@ -12,19 +12,19 @@ from glasu.config import LEFT_OPEN, RunConfig, list_candidates, list_open_keys, 
 from glasu.data.methods import keeps_scores
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
-from glasu.model.split import weights_digest
+from glasu.model.split import digest_weights
 from glasu.network.compatibility import (
     compare_with_agreed,
-    in_one_line,
+    format_differences,
     read_offered_config,
     refuse_settings,
 )
 from glasu.network.control import ProposedAttempt, describe_start
-from glasu.network.facts import Facts, label_facts, party_facts
+from glasu.network.facts import Facts, collect_label_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
@@ -42,7 +42,7 @@ from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
-ALONE = "alone"  # folder below that of the checkpoints
+ALONE = "alone"  # subfolder of the checkpoint folder
 DEFAULTS = RunConfig().flatten()
 
 
@@ -52,7 +52,7 @@ class PartyCheckpoint:
 
     client: ClientState
     cost: Cost
-    evaluations: tuple[Evaluation, ...] = ()  # where scores stay at the parties
+    evaluations: tuple[Evaluation, ...] = ()  # only if scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[dict[str, Any]]):
@@ -85,7 +85,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """Return the facts of this party for the settings of the run."""
         party = self.client.party
         parties = self.client.identity.num_clients
-        return party_facts(party, "training", self.id_keys, parties=parties, **label_facts(party))
+        return collect_party_facts(party, "training", self.id_keys, parties=parties, **collect_label_facts(party))
 
     def scope(self) -> LedgerScope:
         """Return the scope of this run, which is the training itself."""
@@ -108,7 +108,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
             HelloPayload(
-                facts=party_facts(self.party, "training", self.id_keys),
+                facts=collect_party_facts(self.party, "training", self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,
@@ -145,7 +145,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         settings = {key: value for key, value in config.flatten().items() if key != LEFT_OPEN}
         shown = {key: value for key, value in settings.items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
-        options.log.info("the run: %s.", printable(listed, MAX_REASON))
+        options.log.info("the run: %s.", make_printable(listed, MAX_REASON))
         if left_open := list_open_keys(list_candidates(config)):
             options.log.info('train.preset = "%s" will decide %s.', config.train.preset, ", ".join(left_open))
         if options.expect is not None:
@@ -157,7 +157,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         if not self.fresh and self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
-                "the server's settings are not those with which this run began. Serve those again, or start over with "
+                "the server's settings have changed since this run began. Restore them there, or start over with "
                 "--fresh at the server and at every party.",
             )
         return config, party
@@ -174,7 +174,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         client, state = self.client, self._first
         evaluations: tuple[Evaluation, ...] = ()
         if attempt.present != client.identity.names:
-            raise ProtocolError("the server left out a party; a training needs all parties.")
+            raise ProtocolError("the server omitted a party; a training needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
         self.settle()
@@ -232,8 +232,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
                 return store.load(attempt.round, PartyCheckpoint)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
-            f"SHA-256 {printable(attempt.digest, 64)}, found {found or 'none'}. Restore its --out folder, or start "
-            "over with --fresh everywhere."
+            f"SHA-256 {make_printable(attempt.digest, 64)}, found {found or 'none'}. Restore its --out folder, or "
+            "start over with --fresh everywhere."
         )
 
     def _store(self, folder: str = "", kind: str = ROUND) -> Store:
@@ -279,7 +279,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
 
     def finish(self, result: dict[str, float]) -> ResultPayload:
         """Write the selected weights and report.json."""
-        client, digest = self.client, weights_digest(self.client.progress.best_weights)
+        client, digest = self.client, digest_weights(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
         report = self.telemetry.build_party_report(
@@ -322,8 +322,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             differences = min((compare_with_agreed(self.party.name, each, config) for each in candidates), key=len)
             if differences:
                 raise ConfigError(
-                    f"{out}: holds a finished run with other settings than those of --expect: "
-                    f"{in_one_line(differences)}; for another training give another --out."
+                    f"{out}: holds a finished run whose settings differ from --expect: "
+                    f"{format_differences(differences)}; for another training give another --out."
                 )
         self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         return report

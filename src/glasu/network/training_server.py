@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from glasu.config import resolve
 from glasu.data.methods import override_settings
 from glasu.errors import CheckpointError
-from glasu.network.compatibility import config_for_network, refuse_kit
-from glasu.network.facts import server_facts
+from glasu.network.compatibility import prepare_config_for_network, refuse_kit
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
 from glasu.network.roster import Attempt
@@ -46,12 +46,12 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             ConfigError: the settings, or the folder, do not fit.
         """
         roster = options.kit.roster
-        config = config_for_network(options.config, roster)
+        config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
         self.state = open_serving(options.out)
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
-        facts = server_facts("training", parties=len(roster))
+        facts = collect_server_facts("training", parties=len(roster))
         super().__init__(options, facts, config, run, self.state, scope=run)
         self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
         self._scores: Mapping[str, float] = {}  # scores of the last evaluation on validation nodes
@@ -77,7 +77,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
 
     @property
     def progress(self) -> Progress | None:
-        """The progress of the server in the present attempt."""
+        """The progress of the server in the current attempt."""
         return None if self._server is None else self._server.progress
 
     @property
@@ -113,7 +113,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return {0: START} if self.starts_over else self.saver.store.digests()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
-        """Choose the latest round of which all roles have a checkpoint, and build the server for it."""
+        """Choose the latest round for which all roles have a checkpoint, and build the server for it."""
         self.saver.settle()
         statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})

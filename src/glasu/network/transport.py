@@ -19,10 +19,10 @@ from glasu.files import read_descriptor_limit
 from glasu.network.address import split_address
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.frames import ACK, MAX_FRAME, WINDOW, Channel, pack_frame
-from glasu.network.log_lines import MAX_REASON, printable
+from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.probe import probe
 from glasu.pki.identity import SERVER_NAME
-from glasu.pki.kit import Kit, pem, reload_revocations
+from glasu.pki.kit import Kit, encode_pem, reload_revocations
 from glasu.pki.refusal import find_pin_error, find_refusal, read_peer_name
 from glasu.pki.tls import require_tls_1_3
 
@@ -39,7 +39,7 @@ ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accep
 # KB of memory.
 HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
 PLACES = 1024  # TCP connections at the server, in addition to twice the streams that its parties may open
-UNHEARD, OPEN = 2, 4  # most concurrent streams of one party: before its hello, and in total
+UNHEARD, OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -215,7 +215,7 @@ class Listener(AbstractContextManager["Listener"]):
         credentials = grpc.ssl_server_credentials(
             [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
         )
-        why = _why_not_bound(address)  # before gRPC tries to bind, because gRPC may print a line
+        why = _find_bind_error(address)  # before gRPC tries to bind, because gRPC may print a line
         try:
             self.port = 0 if why else int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
@@ -231,7 +231,7 @@ class Listener(AbstractContextManager["Listener"]):
         threading.Thread(target=self._patrol, name="glasu-patrol", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
-        """End all streams after a short time for frames that wait."""
+        """End all streams after a short time for queued frames."""
         self._over.set()
         self._server.stop(grace=1.0).wait(3.0)
 
@@ -249,7 +249,7 @@ class Listener(AbstractContextManager["Listener"]):
             self._abort(guest, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, guest.name, why)
         try:
             if context.add_callback(guest.stream.close):
-                arguments = guest.name, guest.stream, _until_broken(frames)
+                arguments = guest.name, guest.stream, _yield_until_broken(frames)
                 thread = f"glasu-{guest.name}"
                 threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
                 yield from guest.stream.outgoing()
@@ -305,7 +305,7 @@ class Listener(AbstractContextManager["Listener"]):
                 guest.context.cancel()
 
 
-def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
+def _yield_until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
     """Yield frames until the stream ends, normally or by an error."""
     try:
         yield from frames
@@ -317,7 +317,7 @@ def _until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Line:
-    """A party's end of one stream. A separate thread gives incoming frames to the session."""
+    """A party's end of one stream. A separate thread passes incoming frames to the session."""
 
     def __init__(
         self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[Line, bytes | Disconnection], None]
@@ -333,7 +333,7 @@ class Line:
         """
         _refuse_older_tls()
         self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
-        self._opening = threading.Lock()  # of the channel, against `close`
+        self._opening = threading.Lock()  # guards the channel while it is opened, against `close`
         self._channel: Any = None
         self._ended = threading.Event()
         self._is_pinned = SERVER_NAME in kit.pins
@@ -373,11 +373,11 @@ class Line:
         named = "" if found.name == SERVER_NAME else "the certificate at that address is not the server's"
         if error := named or find_pin_error(found, self._kit):
             return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, error)
-        self._open_channel(pem(found.certificate))
+        self._open_channel(encode_pem(found.certificate))
         return None
 
     def _read(self) -> Disconnection:
-        """Pass frames on until the stream ends; return the reason."""
+        """Pass frames to the session until the stream ends; return the reason."""
         ended = Disconnection(ConnectionCode.CLOSED)
         served = False
         try:
@@ -391,12 +391,12 @@ class Line:
             found = probe(self._kit, self._address)
             if isinstance(found, Disconnection) and found.code not in VAGUE:
                 ended = found
-        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # not the pinned one, that is
+        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # here: not the pinned certificate
             return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections found two certificates")
         return ended
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the stream, after up to `seconds` for frames that wait."""
+        """End the stream, after up to `seconds` for queued frames."""
         self.stream.close()
         if seconds:
             self._ended.wait(seconds)
@@ -425,15 +425,15 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
 AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` finds more
-VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` finds these, gRPC's text says more
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` returns these, gRPC's text is more precise
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the code for the error of a gRPC call: from our server's metadata, else from gRPC's text."""
+    """Return the code for the error of a gRPC call: from the server's metadata, or else from gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
-        return Disconnection(ConnectionCode(stated), printable(details, MAX_REASON))
+        return Disconnection(ConnectionCode(stated), make_printable(details, MAX_REASON))
     return read_details(error.code().name, details)
 
 
@@ -444,10 +444,10 @@ def read_details(status: str, details: str) -> Disconnection:
     for text, code in GRPC_TEXTS:
         if text in details:
             return Disconnection(code)
-    return Disconnection(ConnectionCode.OTHER, f"{printable(details, MAX_REASON)} ({status.lower()})")
+    return Disconnection(ConnectionCode.OTHER, f"{make_printable(details, MAX_REASON)} ({status.lower()})")
 
 
-def _why_not_bound(address: str) -> str:
+def _find_bind_error(address: str) -> str:
     """Return the operating system's reason why the address cannot be bound. gRPC does not report it."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
@@ -463,6 +463,6 @@ def _why_not_bound(address: str) -> str:
 def _refuse_older_tls() -> None:
     if not ONLY_TLS_1_3:
         raise TransportError(
-            "grpc was imported before glasu could restrict it to TLS 1.3, so it would also speak TLS 1.2; call "
+            "grpc was imported before glasu could restrict it to TLS 1.3, so it would also accept TLS 1.2; call "
             "glasu.pki.tls.require_tls_1_3() before the first `import grpc` of this program."
         )

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from glasu.pki.identity import USAGE, Role, name_in_uri
+from glasu.pki.identity import USAGE, Role, read_name
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CertificateInfo:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
-        return fingerprint(self.certificate)
+        return fingerprint_certificate(self.certificate)
 
     @property
     def expires(self) -> datetime:
@@ -80,14 +80,14 @@ def read_certificate(pem: bytes) -> CertificateInfo | None:
     return CertificateInfo(
         certificate=certificate,
         role=next((role for role, oid in USAGE.items() if list(usage) == [oid]), None),
-        name=name_in_uri(uris[0]) if len(uris) == 1 else None,
+        name=read_name(uris[0]) if len(uris) == 1 else None,
         hosts=tuple(hosts),
         issuer=issuer,
         is_authority=isinstance(limits, x509.BasicConstraints) and limits.ca,
     )
 
 
-def fingerprint(certificate: x509.Certificate) -> str:
+def fingerprint_certificate(certificate: x509.Certificate) -> str:
     """Return the SHA-256 of a certificate as openssl prints it: AB:CD:..."""
     return certificate.fingerprint(SHA256()).hex(":").upper()
 

@@ -43,7 +43,7 @@ def parse_fingerprint(text: str, source: str) -> str:
     digits = re.sub("[-: ]", "", text).lower()
     if not re.fullmatch("[0-9a-f]*", digits) or not FEWEST_DIGITS <= len(digits) <= 64:
         raise ConfigError(
-            f"{source}: {text!r} is no fingerprint of {FEWEST_DIGITS} to 64 hexadecimal digits; take the one that "
+            f"{source}: {text!r} is not a fingerprint of {FEWEST_DIGITS} to 64 hexadecimal digits; use the one that "
             "`glasu provision request` or `glasu provision pin` printed there."
         )
     return digits

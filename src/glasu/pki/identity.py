@@ -30,20 +30,20 @@ _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
 
 
-def role_of(name: str) -> Role:
+def find_role(name: str) -> Role:
     """Return the role that belongs to a name. No party may be called "server"."""
     return "server" if name == SERVER_NAME else "party"
 
 
-def identity_uri(name: str) -> str:
+def make_identity_uri(name: str) -> str:
     """Return the URI for a name; each name has one spelling."""
     return "glasu:server" if name == SERVER_NAME else f"glasu:party:{quote(name, safe='')}"
 
 
-def name_in_uri(uri: str) -> str | None:
+def read_name(uri: str) -> str | None:
     """Return the name in a URI of a certificate; None for any other URI or spelling."""
     name = SERVER_NAME if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
-    return name if uri == identity_uri(name) else None
+    return name if uri == make_identity_uri(name) else None
 
 
 def check_roster(names: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ class KitSigner:
         return signature
 
     def find_error(self, name: str, certificate: bytes, signature: bytes, content: bytes) -> str:
-        """Return the reason why a content is not signed by this peer, or an empty string."""
+        """Return why the signature of this peer is not valid, or an empty string."""
         if not signature or not certificate:
             return "is not signed"
         found = read_certificate(certificate)
@@ -57,7 +57,7 @@ class KitSigner:
         if (pin := self.kit.pins.get(name)) is None:
             return f"is not pinned here; run `glasu provision pin {self.kit.folder} --peers {name}=FINGERPRINT`"
         if not matches_fingerprint(pin, key):
-            return "comes with a certificate for another key than the pinned one"
+            return "comes with a certificate for a key that is not the pinned one"
         try:
             key.verify(signature, content, ALGORITHM)
         except (InvalidSignature, TypeError, ValueError):
@@ -76,7 +76,7 @@ def find_kit_error(kit: Kit, roster: Sequence[str]) -> str:
     if kit.role == "party" and missing:
         listed = " ".join(f"{name}=FINGERPRINT" for name in missing)
         return (
-            f"the keys of {', '.join(missing)} are not pinned in this kit, so the operator of the CA could stand "
-            f"between the parties; compare fingerprints and run `glasu provision pin KIT --peers {listed}`"
+            f"the keys of {', '.join(missing)} are not pinned in this kit, so the operator of the CA could "
+            f"impersonate a party; compare fingerprints and run `glasu provision pin KIT --peers {listed}`"
         )
     return ""

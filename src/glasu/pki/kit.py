@@ -6,7 +6,7 @@ key.pem           its private key, readable by its owner only
 secret.hex        at a party, from its first use: its secret, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
 pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
-request.pem       where the key was made here: its signing request, see glasu.pki.request
+request.pem       if the key was made here: its signing request, see glasu.pki.request
 revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
@@ -27,8 +27,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from glasu.errors import GlasuError, TransportError
-from glasu.pki.certificate import CertificateInfo, fingerprint, read_certificate
-from glasu.pki.identity import SERVER_NAME, Role, check_roster, role_of
+from glasu.pki.certificate import CertificateInfo, fingerprint_certificate, read_certificate
+from glasu.pki.identity import SERVER_NAME, Role, check_roster, find_role
 from glasu.pki.pins import read_pins
 from glasu.pki.secret_file import read_secret
 from glasu.records import RecordError, parse_toml, read_record
@@ -82,7 +82,7 @@ def make_manifest(
         expires=own.expires,
         serial=own.serial,
         fingerprint=own.fingerprint,
-        ca_fingerprint=fingerprint(authority),
+        ca_fingerprint=fingerprint_certificate(authority),
         trial=trial,
         hosts=own.hosts,
         roster=roster if own.role == "server" else (),
@@ -113,8 +113,8 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     return Kit(
         **vars(make_manifest(own, authority.certificate, manifest.roster, trial=manifest.trial)),
         folder=folder,
-        ca_pem=pem(authority.certificate),
-        certificate_pem=pem(own.certificate),
+        ca_pem=encode_pem(authority.certificate),
+        certificate_pem=encode_pem(own.certificate),
         key_pem=key_pem,
         secret=read_secret(folder) if own.role == "party" else None,
         pins=read_pins(folder),
@@ -128,7 +128,7 @@ def reload_revocations(kit: Kit) -> Kit:
     return replace(kit, revoked=_read_revocations(kit.folder / REVOKED, authority))
 
 
-def pem(certificate: x509.Certificate) -> bytes:
+def encode_pem(certificate: x509.Certificate) -> bytes:
     """Return a certificate in PEM form."""
     return certificate.public_bytes(Encoding.PEM)
 
@@ -175,7 +175,7 @@ def check_key(path: Path, own: CertificateInfo) -> bytes:
         raise TransportError(f"{path}: does not hold a private key in PEM form, unencrypted; {_ADVICE}.") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != own.certificate.public_key().public_bytes(*form):
-        raise TransportError(f"{path}: does not belong to the certificate beside it; are files of two kits mixed?")
+        raise TransportError(f"{path}: does not belong to the certificate next to it; are files of two kits mixed?")
     return content
 
 
@@ -190,7 +190,7 @@ def _check_folder(folder: Path) -> None:
                 f"{folder}: waits for its certificate; send {REQUEST} to the CA (`glasu provision sign`) and copy the "
                 "returned files here."
             )
-        raise TransportError(f"{folder}: is no kit, because it holds no {MANIFEST}; {_ADVICE}.")
+        raise TransportError(f"{folder}: is not a kit, because it holds no {MANIFEST}; {_ADVICE}.")
 
 
 def _read(path: Path) -> bytes:
@@ -207,13 +207,13 @@ def _check_certificates(folder: Path, authority: CertificateInfo, own: Certifica
         raise TransportError(f"{folder / CA}: is not the certificate of a CA; {_ADVICE}.")
     if not own.is_issued_by(authority.certificate):
         raise TransportError(
-            f"{folder / CERTIFICATE}: was not signed by the CA beside it; are files of two kits mixed?"
+            f"{folder / CERTIFICATE}: was not signed by the CA next to it; are files of two kits mixed?"
         )
-    if own.name is None or own.role != role_of(own.name):
+    if own.name is None or own.role != find_role(own.name):
         raise TransportError(f"{folder / CERTIFICATE}: names neither a party nor the server; {_ADVICE}.")
     for name, certificate in ((CA, authority), (CERTIFICATE, own)):
         if reason := certificate.validity_error(now):
-            advice = "ask for a renewed kit." if now > certificate.expires else "is the clock right?"
+            advice = "ask for a renewed kit." if now > certificate.expires else "is the clock correct?"
             raise TransportError(f"{folder / name}: {reason}; {advice}")
 
 
@@ -223,7 +223,7 @@ def _check_manifest(path: Path, manifest: KitManifest, authority: CertificateInf
         written = getattr(manifest, key)
         if _normalize(key, written) != _normalize(key, actual):
             raise TransportError(
-                f"{path}: {key}={_show(written)}, but the certificate says {_show(actual)}; "
+                f"{path}: {key}={_show(written)}, but the certificate has {_show(actual)}; "
                 "was it edited, or are files of two kits mixed?"
             )
     if own.role == "server":
@@ -251,5 +251,5 @@ def _read_revocations(path: Path, authority: x509.Certificate) -> frozenset[str]
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise TransportError(f"{path}: does not hold a revocation list in PEM form; {_ADVICE}.") from None
     if not is_signed:
-        raise TransportError(f"{path}: was not signed by the CA beside it; {_ADVICE}.")
+        raise TransportError(f"{path}: was not signed by the CA next to it; {_ADVICE}.")
     return serials

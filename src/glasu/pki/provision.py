@@ -38,10 +38,10 @@ from glasu.pki.kit import (
     REVOKED,
     Kit,
     check_key,
+    encode_pem,
     make_manifest,
     open_certificate,
     open_kit,
-    pem,
 )
 from glasu.records import to_plain
 
@@ -110,7 +110,7 @@ def make_federation(
         hosts: the hosts of the server.
         days: validity.
         now: the time.
-        keys: of all parties, if they made them themselves, and perhaps of the server; None: make trial kits.
+        keys: the public keys of all parties, and perhaps of the server, if they made them; None: make trial kits.
     """
     parse_hosts(hosts)
     own, names = make_authority(now), (SERVER_NAME, *parties)
@@ -118,8 +118,8 @@ def make_federation(
         _refuse_existing(out, (*RESERVED, *parties))
         state = IssuedCertificates(roster=tuple(parties), hosts=tuple(hosts), trial=keys is None)
         authority = _issue(CertificateAuthority(out, staging, own, state, now), names, days, keys)
-        public = {CA: pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
-        write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _key_pem(own)})
+        public = {CA: encode_pem(own.certificate), STATE: authority.state.to_toml(), REVOKED: authority.revoked_pem()}
+        write_folder(staging / AUTHORITY, public, {AUTHORITY_KEY: _encode_key(own)})
         move_folder(staging / AUTHORITY, authority.folder)
         return _publish_kits(authority, names)
 
@@ -166,7 +166,7 @@ def renew(
     """Make new keys and certificates for parties or the server, and retire the old kits.
 
     Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), so that there is time
-    to hand over the new kit. A kit that is no longer in `out` can be renewed, too. New `hosts` replace those in the
+    to hand over the new kit. A kit that is no longer in `out` can be renewed as well. New `hosts` replace those in the
     server's certificate.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
@@ -238,7 +238,7 @@ def change_authority(
         authority: the CA.
         state: the new state of the CA, without the certificates to be issued.
         issued: the names that get a new kit.
-        retired: the names whose old kits are moved away.
+        retired: the names whose old kits are moved to retired/.
         days: validity of the new kits.
         keys: the public keys of parties that made their keys; their folders get no private key.
 
@@ -276,14 +276,14 @@ def _issue(
         signing, key, private = (authority.own, name), keys.get(name), {}
         if key is None:
             signed = issue(*signing, authority.state.hosts, authority.now, days)
-            certificate, private = signed.certificate, {KEY: _key_pem(signed)}
+            certificate, private = signed.certificate, {KEY: _encode_key(signed)}
         else:
             certificate = certify(*signing, key, authority.state.hosts, authority.now, days)
-        own = read_certificate(pem(certificate))
+        own = read_certificate(encode_pem(certificate))
         assert own is not None
         public = {
-            CA: pem(authority.own.certificate),
-            CERTIFICATE: pem(certificate),
+            CA: encode_pem(authority.own.certificate),
+            CERTIFICATE: encode_pem(certificate),
             MANIFEST: authority.manifest(own),
             **({REVOKED: authority.revoked_pem()} if name == SERVER_NAME else {}),
         }
@@ -328,7 +328,7 @@ def _check_known(authority: CertificateAuthority, names: Sequence[str], known: S
             raise ConfigError(f"{name!r}: is named twice; name it once.")
 
 
-def _key_pem(signed: Signed) -> bytes:
+def _encode_key(signed: Signed) -> bytes:
     return signed.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from glasu.pki.certificate import CertificateInfo, read_certificate
 from glasu.pki.fingerprint import fingerprint_key, format_fingerprint, matches_fingerprint
-from glasu.pki.identity import Role, role_of
+from glasu.pki.identity import Role, find_role
 from glasu.pki.kit import Kit
 
 
@@ -47,8 +47,8 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
     wanted: Role = "party" if kit.role == "server" else "server"
     if peer.name is None:
         return "the certificate names neither a party nor the server"
-    if peer.role != role_of(peer.name):
-        return f"the certificate names {peer.name!r}, but is not for the use of a {role_of(peer.name)}"
+    if peer.role != find_role(peer.name):
+        return f"the certificate names {peer.name!r}, but its key usage is not that of a {find_role(peer.name)}"
     if peer.role != wanted:
         return f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
     if kit.role == "server" and peer.name not in kit.roster:
@@ -60,7 +60,7 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
 
 
 def find_pin_error(peer: CertificateInfo, kit: Kit) -> str:
-    """Return an error text if the key of a peer differs from the one that this kit pins, else an empty string."""
+    """Return an error text if the key of a peer differs from the one that this kit pins, or an empty string."""
     pinned, key = kit.pins.get(peer.name or ""), peer.certificate.public_key()
     if pinned is None or matches_fingerprint(pinned, key):
         return ""

@@ -4,8 +4,8 @@ KIT/key.pem       the private key, readable by its owner only
 KIT/secret.hex    at a party: its secret
 KIT/request.pem   the request (PKCS #10) to send to the CA; not secret
 
-The CA returns ca.pem, certificate.pem and kit.toml, to the server also revoked.pem. With these beside the key, the
-folder is a kit.
+The CA returns ca.pem, certificate.pem and kit.toml, and to the server also revoked.pem. Copied to the folder of the
+key, they complete the kit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.files import sync_folder, write_atomically
 from glasu.pki.fingerprint import fingerprint_key
-from glasu.pki.identity import SERVER_NAME, check_roster, identity_uri, name_in_uri, role_of
+from glasu.pki.identity import SERVER_NAME, check_roster, find_role, make_identity_uri, read_name
 from glasu.pki.kit import KEY, REQUEST
 from glasu.pki.secret_file import make_secret
 
@@ -48,14 +48,14 @@ def make_request(folder: Path, name: str) -> SigningRequest:
     """Make the key and the signing request of a party or the server in a new folder, and the secret of a party.
 
     Args:
-        folder: for the kit.
-        name: of the party, or SERVER_NAME. The CA adds the hosts of the server.
+        folder: the folder for the kit.
+        name: the name of the party, or SERVER_NAME. The CA adds the hosts of the server.
     """
     _check_name(name)
-    key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {role_of(name)}"
+    key, subject = ec.generate_private_key(ec.SECP256R1()), f"GLASU {find_role(name)}"
     request = (
         x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity_uri(name))]), False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(make_identity_uri(name))]), False)
         .sign(key, SHA256())
     )
     try:
@@ -90,14 +90,16 @@ def read_request(path: Path) -> SigningRequest:
         uris = _list_names(request)
         is_signed = request.is_signature_valid and isinstance(request.signature_hash_algorithm, SHA256)
     except Exception:  # the parser raises many types for invalid input
-        raise TransportError(f"{path}: holds no signing request in PEM form; ask for the right request.pem.") from None
+        raise TransportError(
+            f"{path}: holds no signing request in PEM form; ask for the correct request.pem."
+        ) from None
     if not isinstance(found, ec.EllipticCurvePublicKey) or not isinstance(found.curve, ec.SECP256R1):
         raise TransportError(f"{path}: its key is not ECDSA on P-256; make it with `glasu provision request`.")
     if not is_signed:
         raise TransportError(
-            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was changed on its way; ask for it again."
+            f"{path}: its signature (ECDSA with SHA-256) is not valid, so it was modified in transit; ask for it again."
         )
-    name = name_in_uri(uris[0]) if len(uris) == 1 else None
+    name = read_name(uris[0]) if len(uris) == 1 else None
     if name is None:
         raise TransportError(f"{path}: does not name one party or the server; make it with `glasu provision request`.")
     try:
@@ -108,7 +110,7 @@ def read_request(path: Path) -> SigningRequest:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name that no party can have; the server has its own."""
+    """Refuse a name that no party can have, except that of the server."""
     if name != SERVER_NAME:
         check_roster([name])
 

@@ -1,6 +1,6 @@
-"""secret.hex: the secret of a party, beside its key. It is made at the party and never leaves it.
+"""secret.hex: the secret of a party, in the folder of its key. It is made at the party and never leaves it.
 
-Private draws derive from it, see `glasu.protocol.client`. It is never part of a checkpoint, report, log or error.
+Private draws are derived from it, see `glasu.protocol.client`. It is never part of a checkpoint, report, log or error.
 """
 
 from __future__ import annotations

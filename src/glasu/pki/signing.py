@@ -1,8 +1,8 @@
 """Sign the requests of parties and of the server at the CA. The private keys of requests are never here.
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
-KITS/server/    after a request of the server: what goes back to it; otherwise its kit, with a key made here
-KITS/<party>/   what goes back to the party: ca.pem, certificate.pem, kit.toml; nothing in it is secret
+KITS/server/    after a request of the server: the files to send back; otherwise its kit, with a key made here
+KITS/<party>/   the files to send back to the party: ca.pem, certificate.pem, kit.toml; none of them is secret
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from glasu.pki.request import SigningRequest, read_request
 class SignedRequest:
     """A certificate that the CA made for the key in a request."""
 
-    name: str  # of the party, or SERVER_NAME
-    folder: Path  # to be sent back
+    name: str  # name of the party, or SERVER_NAME
+    folder: Path  # the folder to send back
     expires: datetime
     key_fingerprint: str
 
@@ -60,7 +60,7 @@ def sign_requests(
     for request in found:
         if names.count(request.name) > 1:
             others = ", ".join(each.source for each in found if each.name == request.name)
-            raise ConfigError(f"{others}: are requests for one name, {request.name!r}; sign the one that is right.")
+            raise ConfigError(f"{others}: are requests for one name, {request.name!r}; sign only the correct one.")
     parties = [name for name in names if name != SERVER_NAME]
     keys = {request.name: request.key for request in found}
     if not (out / AUTHORITY).is_dir():
@@ -106,7 +106,7 @@ def _refuse_second_key(state: IssuedCertificates, request: SigningRequest, now: 
     for item in state.issued:
         is_valid = item.name == request.name and not item.revoked and item.expires > now
         if request.name == SERVER_NAME and item.key is None:
-            continue  # the CA made that key; the server now replaces it by its own
+            continue  # the CA made that key; the server now replaces it with its own
         if is_valid and item.key != request.fingerprint:
             remedy = f"if the party asked for a new key, use --revoke {request.name} first."
             if request.name == SERVER_NAME:  # parties read no revocation list

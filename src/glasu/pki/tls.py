@@ -1,4 +1,4 @@
-"""Require TLS 1.3. gRPC also speaks TLS 1.2 and has no option in Python to turn that off."""
+"""Require TLS 1.3. gRPC also accepts TLS 1.2 and has no option in Python to disable it."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Accounting of differential privacy: the epsilon of a row, computed from the entries of the ledger.
 
 The unit is one row of one party: its release about one node. Each release of a row is a Gaussian mechanism with
-multiplier z, the deviation of the noise divided by the clip. A row that is released several times has the epsilon of
-one Gaussian mechanism with
+multiplier z, the deviation of the noise divided by the clip. Several releases of a row have the epsilon of one Gaussian
+mechanism with multiplier z, where
 
     1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ...
 
-if it may become zero (sensitivity: the clip), and with z / 2 if it may become any other row (twice the clip). No
-amplification by sampling is claimed. A release counts once per distinct digest of the clean row in its place: a
-repeated round with the same content sends the same bytes, and one with other content counts again.
+This holds if the row may become zero (sensitivity: the clip). If it may become any other row (twice the clip), the
+multiplier is z / 2. No amplification by sampling is claimed. A release counts once per distinct digest of the clean row
+in its place: a repeated round with the same content sends the same bytes, and one with different content counts again.
 
 The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
 2020), and its grid has at least 256 steps in a deviation, so the epsilon of the continuous mechanism is used.
@@ -31,7 +31,7 @@ _PRECISE = 1e-9  # relative error allowed where a target is reached exactly
 
 
 class BudgetError(GlasuError):
-    """A release would pass `privacy.target_epsilon`."""
+    """A release would exceed `privacy.target_epsilon`."""
 
     code = "privacy_budget"
     exit_code = 2
@@ -40,21 +40,21 @@ class BudgetError(GlasuError):
 
 @dataclass(frozen=True)
 class Spent:
-    """The epsilon of the row that was released most, in the report."""
+    """The epsilon of the row with the most releases, as the report shows it."""
 
     unit: str
     epsilon_zeroed: float
     epsilon_replaced: float
     delta: float
-    releases: int  # of that row
-    rows: int  # that were released
+    releases: int  # number of releases of that row
+    rows: int  # number of rows with at least one release
     target_epsilon: float | None = None
 
     def __str__(self) -> str:
         times = "once" if self.releases == 1 else f"{self.releases} times"
         return (
             f"epsilon {self.epsilon_zeroed:.3g} if a row becomes zero, {self.epsilon_replaced:.3g} if it becomes "
-            f"another row; delta {self.delta:g}; the row was released {times}. It holds for {self.unit}"
+            f"another row; delta {self.delta:g}; the row was released {times}. The guarantee is for {self.unit}"
         )
 
 
@@ -65,7 +65,7 @@ def compute_epsilon(multiplier: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _compute_epsilon(multiplier: float, delta: float) -> float:
-    # The privacy loss distributions of the package do not end for small multipliers. This closed form does.
+    # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
     return float(_load().get_epsilon_gaussian(multiplier, delta))
 
 
@@ -81,24 +81,24 @@ def _load() -> Any:
 
 @dataclass
 class Accountant:
-    """Adds up the releases of every row, and refuses one that would pass the target. It is a rule of the ledger."""
+    """Adds up the releases of every row, and refuses one that would exceed the target. It is a rule of the ledger."""
 
     delta: float
     target: float | None = None
     _seen: set[bytes] = field(default_factory=set, repr=False)
     _spent: dict[int, tuple[int, float]] = field(default_factory=dict, repr=False)  # by node: releases, 1 / z^2
-    _limit: float = field(init=False, repr=False)  # of 1 / z^2
+    _limit: float = field(init=False, repr=False)  # the largest allowed 1 / z^2
 
     def __post_init__(self) -> None:
-        compute_epsilon(1.0, self.delta)  # a missing package is noticed before the training
+        compute_epsilon(1.0, self.delta)  # report a missing package before the training starts
         self._limit = math.inf if self.target is None else find_limit(self.target, self.delta)
 
     def check(self, entry: Entry) -> None:
-        """Refuse a release after which a row would have a greater epsilon than the target."""
+        """Refuse a release after which the epsilon of a row would exceed the target."""
         for node, _, price in self._list_new(entry):
             releases, spent = self._spent.get(node, (0, 0.0))
             if spent + price > self._limit * (1 + _PRECISE):
-                before, after = (self._epsilon_replaced(each) for each in (spent, spent + price))
+                before, after = (self._compute_replaced(each) for each in (spent, spent + price))
                 raise BudgetError(
                     f"the release of {entry.kind} in {entry.phase} round {entry.round} would raise the epsilon of a "
                     f"replaced row from {before:.3g} to {after:.3g} (delta {self.delta:g}, {releases} releases before),"
@@ -107,14 +107,14 @@ class Accountant:
                 )
 
     def add(self, entry: Entry) -> None:
-        """Count a release that was entered."""
+        """Count a release that was recorded."""
         for node, digest, price in self._list_new(entry):
             releases, spent = self._spent.get(node, (0, 0.0))
             self._seen.add(digest)
             self._spent[node] = releases + 1, spent + price
 
     def _list_new(self, entry: Entry) -> list[tuple[int, bytes, float]]:
-        """Return node, digest and price of every row that was not released with this content before."""
+        """Return node, digest and 1 / z^2 of every row that was not released with this content before."""
         mechanism, nodes = read_mechanism(entry.protection), entry.unpack_nodes()
         if mechanism is None or nodes is None:
             return []
@@ -124,17 +124,17 @@ class Accountant:
                 found.append((node, digest, price))
         return found
 
-    def _epsilon_replaced(self, spent: float) -> float:
+    def _compute_replaced(self, spent: float) -> float:
         """Return the epsilon of a row that may become any other row: twice the clip, so half the multiplier."""
         return compute_epsilon(to_multiplier(spent) / 2, self.delta)
 
     def summarize(self) -> Spent:
-        """Return the epsilon of the row that was released most."""
+        """Return the epsilon of the row with the most releases."""
         releases, spent = max(self._spent.values(), key=lambda each: each[1], default=(0, 0.0))
         return Spent(
             unit=UNIT,
             epsilon_zeroed=compute_epsilon(to_multiplier(spent), self.delta),
-            epsilon_replaced=self._epsilon_replaced(spent),
+            epsilon_replaced=self._compute_replaced(spent),
             delta=self.delta,
             releases=releases,
             rows=len(self._spent),
@@ -153,7 +153,7 @@ def to_multiplier(spent: float) -> float:
 
 
 def find_limit(target: float, delta: float) -> float:
-    """Return the greatest 1 / z^2 of a row whose epsilon does not pass the target if it becomes any other row."""
+    """Return the largest 1 / z^2 with which the epsilon of a replaced row does not exceed the target."""
     return (2 * find_multiplier(target, delta)) ** -2
 
 

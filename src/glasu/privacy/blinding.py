@@ -1,7 +1,7 @@
 """Blinded ids: points of ristretto255 that are multiplied by the secret scalars of all parties.
 
 id -> H(id)         a point, by SHA-512
-blind by a, b, c    a b c H(id): equal for equal ids, whatever the order of the parties
+blind by a, b, c    a b c H(id): equal for equal ids, in any order of the parties
 
 A role would need the scalars of all parties to compute the point of an id, so no role can test a guess (decisional
 Diffie-Hellman). The package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the
@@ -54,7 +54,7 @@ def join_points(points: Sequence[bytes]) -> Points:
 
 
 def order_points(points: Points) -> NDArray[np.int64]:
-    """Return the rows in the order of their bytes."""
+    """Return the row numbers in the order of the rows' bytes."""
     return np.argsort(view_points(points), kind="stable")
 
 
@@ -80,7 +80,7 @@ def refuse_invalid_points(points: Points) -> None:
 
 
 class Blinding:
-    """The secret scalars of one party: one blinds ids, the other one contributes to the common key."""
+    """The two secret scalars of one party: one blinds ids, the other contributes to the common key."""
 
     def __init__(self, secret: bytes) -> None:
         """Derive both scalars from 32 or more secret random bytes."""

@@ -4,13 +4,13 @@ A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n
 party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
 
 The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
-more. This holds under differential privacy, too: the aggregate is a sum of noisy rows, so ranges are post-processing.
-Where there is no aggregate yet, the range follows from `privacy.range`. Class probabilities always have that range, or
-1 if it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are
-clamped. Their number stays here.
+more. This also holds under differential privacy: the aggregate is a sum of noisy rows, so ranges are post-processing.
+Before the first aggregate, the range follows from `privacy.range`. Class probabilities always have that range, or 1 if
+it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are clamped.
+Their number does not leave the client.
 
-Only the greatest absolute value of a column and single operations on floats decide r, so all clients have the same bits
-on any machine.
+r depends only on the largest absolute value of a column and is computed by single floating-point operations, so all
+clients have the same bits on any machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from glasu.wire.encodings import Array, Kind, Ring
     from glasu.wire.message_key import Key
 
-# By bits: r divided by the greatest absolute sum of a column. Above 1, a range that is too small grows, even if only
+# By bits: r divided by the largest absolute sum of a column. Above 1, a range that is too small grows, even if only
 # one party has large values there. A wide ring has levels to spare.
 HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
 RANGE_DECAY = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
@@ -48,23 +48,23 @@ class ColumnGrids:
     seed: int | Secret = 0  # decides the stochastic rounding of gradients
     ranges: Ranges = field(default_factory=dict)
     clamped: int = 0  # own values outside the grid so far; the number does not leave the client
-    # Reused from tensor to tensor: to allocate an array of a megabyte takes longer than to compute it.
+    # Reused for every tensor: allocating an array of a megabyte takes longer than computing it.
     _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def _derive_secret(self, key: Key) -> Secret:
-        """Return the secret of the rounding of one tensor; from a public seed, it protects nothing."""
+        """Return the secret for rounding one tensor. Derived from a public seed, it protects nothing."""
         own = self.seed
         if not isinstance(own, Secret):
             own = Secret(hashlib.sha256(f"glasu grid of seed {own}".encode()).digest())
         return own.derive(f"grid {key.phase.name} {key.layer}", key.round)
 
     def to_integers(self, kind: Kind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
-        """Return the integers to send, and the values that they stand for.
+        """Return the integers to send, and the values that they represent.
 
         Representations are rounded to nearest. Gradients are rounded stochastically: values that are small in every
         round must not be lost in every round.
         """
-        half, step = _half(ring), self._find_steps(kind, key, value.shape, ring)
+        half, step = _find_half(ring), self._find_steps(kind, key, value.shape, ring)
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = np.divide(value.numpy(), step, out=self._find_scratch(value.shape))
             if kind == "gradient":
@@ -87,21 +87,21 @@ class ColumnGrids:
         return numbers.astype(ring.number_dtype), contribution
 
     def to_mean(self, kind: Kind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
-        """Return the mean, given the sums of integers of `num_summed` clients; it decides the next range.
+        """Return the mean, given the sums of the integers of `num_summed` clients. The next range follows from it.
 
         Args:
-            kind: of the tensor.
+            kind: the kind of tensor.
             total: the sums, without masks and decrypted.
-            key: of the exchange.
+            key: the key of the exchange.
             ring: the encoding.
             num_summed: the number of clients that contributed.
         """
         steps = self._find_steps(kind, key, total.shape, ring)
-        mean = ((total.astype(np.float64) - num_summed * _half(ring)) * steps / num_summed).astype(np.float32)
-        self.follow(kind, key, mean, ring, num_summed)
+        mean = ((total.astype(np.float64) - num_summed * _find_half(ring)) * steps / num_summed).astype(np.float32)
+        self.update_range(kind, key, mean, ring, num_summed)
         return _as_tensor(mean)
 
-    def follow(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
+    def update_range(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
         """Derive the next range from an aggregate, which all clients hold."""
         if kind == "probabilities" or not len(mean):
             return
@@ -123,15 +123,15 @@ class ColumnGrids:
     def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
         known = self.ranges.get((kind, key.layer))
         if known is not None and kind != "probabilities":
-            found: NDArray[np.float64] = known.numpy() / _half(ring)
+            found: NDArray[np.float64] = known.numpy() / _find_half(ring)
             return found
-        return np.full(shape[1], self._find_first_range(kind, shape[0]) / _half(ring))
+        return np.full(shape[1], self._find_first_range(kind, shape[0]) / _find_half(ring))
 
     def _find_first_range(self, kind: Kind, num_rows: int) -> float:
         """Return the range of a tensor without an earlier aggregate.
 
-        A loss is a mean over rows, so its gradient at one row is smaller by their number. At a lower layer, the range
-        of the layers above is known already.
+        A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. At a lower layer,
+        the range of the layers above is already known.
         """
         if kind == "probabilities":
             return max(self.first_range, 1.0)
@@ -141,7 +141,7 @@ class ColumnGrids:
         return max(above, default=self.first_range / max(1, num_rows))
 
 
-def _half(ring: Ring) -> int:
+def _find_half(ring: Ring) -> int:
     """Return h: integers lie in -h..h."""
     return (ring.levels - 1) // 2
 

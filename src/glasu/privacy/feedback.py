@@ -8,7 +8,7 @@ server adds them, and every client moves its copy of the mean of all references 
 The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. The step belongs to a
 column and is a function of the last joint change, which every client received. It shrinks with the changes, and it
 grows if most integers are at their bound. It is computed from sums of integers by single operations on floats, so all
-clients get the same bits on any machine.
+clients have the same bits on any machine.
 
 The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
 rounds, the error of the server's first rounded aggregate remains in H[l+1], because changes are relative to it.
@@ -47,7 +47,7 @@ class Reference:
 
 def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
     """Return the reference after the first release of rows; the first changes can be as large as the values."""
-    return Reference(own, joint, _as_tensor(_first_step(joint.numpy(), integers)))
+    return Reference(own, joint, _as_tensor(_find_first_step(joint.numpy(), integers)))
 
 
 def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
@@ -63,7 +63,7 @@ def find_change(reference: Reference, value: Tensor, integers: Integers) -> tupl
     if not np.isfinite(exact).all():
         raise TrainingError("a value to send is not a finite number; training diverged. Lower train.learning_rate.")
     numbers = np.clip(exact, -integers.largest, integers.largest)
-    own = _move(reference.own, step * numbers)
+    own = _add_rounded(reference.own, step * numbers)
     clamped = reference.clamped + int(np.count_nonzero(exact != numbers))
     return numbers.astype(np.int64), Reference(own, reference.joint, reference.step, clamped)
 
@@ -71,19 +71,19 @@ def find_change(reference: Reference, value: Tensor, integers: Integers) -> tupl
 def apply_change(reference: Reference, total: NDArray[np.int64], integers: Integers) -> Reference:
     """Return the reference with the joint change, given the sums of the clients' integers."""
     step = reference.step.numpy()
-    joint = _move(reference.joint, step * total / integers.num_clients)
-    following = _as_tensor(_next_step(step, total, integers))
+    joint = _add_rounded(reference.joint, step * total / integers.num_clients)
+    following = _as_tensor(_find_next_step(step, total, integers))
     return Reference(reference.own, joint, following, reference.clamped)
 
 
-def _first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.float64]:
+def _find_first_step(joint: NDArray[np.floating], integers: Integers) -> NDArray[np.float64]:
     if not len(joint):
         return np.ones(joint.shape[1])
     largest = np.abs(joint).max(axis=0).astype(np.float64)
     return _limit_ratio(largest * (integers.bits / 2) / integers.largest)
 
 
-def _next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
+def _find_next_step(step: NDArray[np.float64], total: NDArray[np.int64], integers: Integers) -> NDArray[np.float64]:
     """Return the step for changes as large as the last ones, assuming that the clients' changes are independent."""
     if not len(total):
         return step
@@ -99,7 +99,7 @@ def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
     return limited
 
 
-def _move(values: Tensor, by: NDArray[np.float64]) -> Tensor:
+def _add_rounded(values: Tensor, by: NDArray[np.float64]) -> Tensor:
     """Return the sum, rounded once to the precision of the values."""
     return _as_tensor((values.numpy() + by).astype(values.numpy().dtype))
 

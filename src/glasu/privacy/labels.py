@@ -1,11 +1,12 @@
-"""Randomised response: training labels are replaced at their owner, once, before anything is computed from them.
+"""Randomised response: the owner replaces training labels once, before anything is computed from them.
 
 A label with k possible values keeps its value with probability e^epsilon / (e^epsilon + k - 1) and otherwise becomes
-one of the others, with equal probabilities. The result is epsilon-differentially private for one label. With any
-number of classes per node (0 or 1 each), every one of the C entries gets epsilon / C, so the whole row has epsilon.
+one of the others, with equal probabilities. The result is epsilon-differentially private for one label. In a multilabel
+task, each of the C entries of a row (0 or 1) gets epsilon / C, so the whole row has epsilon.
 
-The draw is a function of the party's secret, the node and the label: repeated runs give the same labels, so repeats
-cannot be averaged. Labels of validation and test nodes are not changed: they select the model and measure it.
+The draw is a function of the party's secret, the node and the label. Repeated runs give the same labels, so an attacker
+cannot average over repeated runs. Labels of validation and test nodes are not changed: they select and measure the
+model.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def randomize_training_labels(party: PartyData, epsilon: float, secret: bytes) -
         return party
     labels, nodes = party.labels.astype(np.int64), party.splits.train
     if labels.ndim == 1:
-        labels[nodes] = randomize(labels[nodes], nodes, len(party.classes), epsilon, secret)
+        labels[nodes] = randomize_labels(labels[nodes], nodes, len(party.classes), epsilon, secret)
     else:
         share = epsilon / labels.shape[1]
         for column in range(labels.shape[1]):
-            labels[nodes, column] = randomize(labels[nodes, column], nodes, 2, share, secret, column)
+            labels[nodes, column] = randomize_labels(labels[nodes, column], nodes, 2, share, secret, column)
     return replace(party, labels=labels)
 
 
-def randomize(
+def randomize_labels(
     labels: NDArray[np.integer],
     nodes: NDArray[np.integer],
     num_classes: int,
@@ -45,15 +46,15 @@ def randomize(
     secret: bytes,
     column: int = 0,
 ) -> NDArray[np.integer]:
-    """Apply randomised response to labels 0..num_classes-1; a negative label is unknown and stays.
+    """Apply randomised response to labels 0..num_classes-1; a negative label is unknown and stays unknown.
 
     Args:
         labels: one per node.
         nodes: their positions.
         num_classes: k.
-        epsilon: of one label.
-        secret: of the party.
-        column: of a row with several labels.
+        epsilon: the privacy parameter of one label.
+        secret: the secret of the party.
+        column: the column of the labels in a multilabel task.
     """
     changed = labels.copy()
     for place, (node, label) in enumerate(zip(nodes.tolist(), labels.tolist(), strict=True)):
@@ -61,12 +62,12 @@ def randomize(
             continue
         message = b"glasu label\0" + _PLACE_OF_LABEL.pack(node, column, epsilon) + struct.pack("<q", label)
         drawn = hmac.digest(secret, message, "sha256")
-        if int.from_bytes(drawn[:16], "little") * 2.0**-128 >= keep_probability(num_classes, epsilon):
+        if int.from_bytes(drawn[:16], "little") * 2.0**-128 >= compute_keep_probability(num_classes, epsilon):
             other = int.from_bytes(drawn[16:], "little") * (num_classes - 1) >> 128  # uniform in 0..k-2
             changed[place] = other + (other >= label)
     return changed
 
 
-def keep_probability(num_classes: int, epsilon: float) -> float:
+def compute_keep_probability(num_classes: int, epsilon: float) -> float:
     """Return the probability that a label keeps its value: e^epsilon / (e^epsilon + k - 1)."""
     return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))

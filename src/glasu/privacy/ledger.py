@@ -1,12 +1,12 @@
-"""The ledger of a party: one entry per release, made before the bytes of the release leave.
+"""The ledger of a party: one entry per release, written before the bytes of the release leave the party.
 
 A ledger is a list of records, one JSON line each. Every line ends with `chain`, the SHA-256 of the chain value before
-it and of the rest of the line. So a line that was changed, moved or left out is noticed, and two ledgers with the same
+it and of the rest of the line. So a line that was changed, moved or omitted is detected, and two ledgers with the same
 last chain value, the head, hold the same records. The first record holds random bytes, so that no other party can test
-guesses about the records with the head alone.
+guesses about the records if it knows only the head.
 
-`Release` and the scripts of an alignment enter their content. A rule (`glasu.privacy.policy`, accounting) sees every
-entry before it is made, and can refuse the release. A sink stores the lines; this module touches no file.
+`Release` and the scripts of an alignment record their releases. A rule (`glasu.privacy.policy`, accounting) sees every
+entry before it is written, and can refuse the release. A sink stores the lines; this module touches no file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Start:
 
     purpose: str  # training, prediction or alignment
     run: str
-    resumes: bool  # an unfinished run of this ledger; False: the totals begin again
+    resumes: bool  # whether it continues an unfinished run of this ledger; False: the totals start at zero
     settings: str = ""  # digest
     policy: str = ""  # SHA-256 of the policy file; empty: there is none
     time: float | None = None
@@ -60,7 +60,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The present run is finished at all parties."""
+    """The current run is finished at all parties."""
 
     time: float | None = None
 
@@ -70,14 +70,14 @@ class Entry:
     """One release."""
 
     kind: str  # "representation", "change", "gradient", "probabilities", "node sets", "losses", "metrics", ...
-    phase: str  # as a report names it
+    phase: str  # the name of the phase in reports
     round: int
     layer: int  # -1: the release is not about a layer
     rows: int
     columns: int
     size: int  # bytes of the content; message headers are not counted
     protection: str  # names joined by "+", or "none"
-    sha256: str  # of the sent bytes; empty where the ledger is not stored
+    sha256: str  # SHA-256 of the sent bytes; empty if the ledger is not stored
     run: str
     incarnation: int = 0
     attempt: int = 0
@@ -99,7 +99,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerHead:
-    """The state of a ledger."""
+    """The identity, length and last chain value of a ledger."""
 
     ledger: Annotated[str, Length(64)]  # the chain value of its opening, which no other ledger has
     length: Annotated[int, Bounds(0, 2**53)]  # number of records
@@ -108,17 +108,17 @@ class LedgerHead:
     def describe_contradiction(self, later: LedgerHead) -> str | None:
         """Return why a later head cannot belong to this ledger, or None if it can."""
         if later.ledger != self.ledger:
-            return "it is another ledger"
+            return "it is a different ledger"
         if later.length < self.length:
             return f"it had {self.length} records before, and has {later.length} now"
         if later.length == self.length and later.chain != self.chain:
-            return f"its {self.length} records are not those of before"
+            return f"its first {self.length} records have changed"
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerHeads:
-    """The ledgers of the other parties at the start of an attempt, as the server passed them on."""
+    """The ledgers of the other parties at the start of an attempt, as the server forwarded them."""
 
     scope: str  # the training that all parties take part in; empty in an alignment
     attempt: int
@@ -128,7 +128,7 @@ class PeerHeads:
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """An incomplete last line that a crash left. It was never synced, so its release did not leave."""
+    """An incomplete last line after a crash. It was never synced, so the bytes of its release were not sent."""
 
     fragment: bytes
     time: float | None = None
@@ -147,18 +147,18 @@ RECORD_NAMES = {cls: name for name, cls in RECORDS.items()}
 
 
 class LedgerError(DataError):
-    """A record of a ledger was changed, moved or left out, or the end is missing."""
+    """A record of a ledger was changed, moved or omitted, or the end is missing."""
 
     code = "broken_ledger"
     exit_code = 1
     public_default = "its ledger is damaged, or shorter than before; see that party's log."
 
 
-def describe_cut(why: str) -> str:
-    """Return the sentence about a party whose ledger contradicts the memory of others."""
+def describe_truncation(why: str) -> str:
+    """Return the error text for a party whose ledger contradicts a head that another role recorded."""
     return (
-        f"its ledger is not the one that it showed before: {why}. Its end was cut off, or an old copy took its place. "
-        "Restore ledger.jsonl in its --out folder, or begin another run with another --out there."
+        f"its ledger differs from the one that it stated before: {why}. It was truncated, or replaced by an old copy. "
+        "Restore ledger.jsonl in its --out folder, or start another run with another --out there."
     )
 
 
@@ -166,7 +166,7 @@ class Sink(Protocol):
     """Stores the lines of a ledger."""
 
     def append(self, line: bytes) -> None:
-        """Take a line, which ends with a newline."""
+        """Store a line, which ends with a newline."""
         ...
 
     def sync(self) -> None:
@@ -175,14 +175,14 @@ class Sink(Protocol):
 
 
 class Rule(Protocol):
-    """Looks at every release, in order, those of earlier processes included."""
+    """Checks every release in order, including those of earlier processes."""
 
     def check(self, entry: Entry) -> None:
-        """Raise GlasuError to refuse a release. Nothing is entered, and nothing leaves."""
+        """Raise GlasuError to refuse a release. Then nothing is recorded and nothing is sent."""
         ...
 
     def add(self, entry: Entry) -> None:
-        """Count a release that was entered."""
+        """Count a release that was recorded."""
         ...
 
 
@@ -192,13 +192,13 @@ class Ledger:
 
     sink: Sink | None = None
     rules: Sequence[Rule] = ()
-    clock: Clock | None = None  # returns seconds since 1970; None: records have no time
+    clock: Clock | None = None  # returns Unix time in seconds; None: records have no time
     policy: str = ""  # SHA-256 of the policy file among the rules; the start of a run records it
     length: int = 0
     name: bytes = START_OF_CHAIN  # the chain value of the opening
     chain: bytes = START_OF_CHAIN
-    unfinished: str = ""  # the run that has started and not ended
-    # By phase, kind, layer and protection: releases, rows and bytes of the present run, redone rounds included.
+    unfinished: str = ""  # the id of the run that has started and not ended
+    # By phase, kind, layer and protection: releases, rows and bytes of the current run, including repeated rounds.
     totals: dict[tuple[str, str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     peers: dict[tuple[str, str], LedgerHead] = field(default_factory=dict)  # by party and scope: the last head
 
@@ -212,18 +212,18 @@ class Ledger:
 
         Args:
             purpose: training, prediction or alignment.
-            run: its id.
-            settings: their digest.
-            fresh: an unfinished run of the same id starts over.
+            run: the id of the run.
+            settings: the digest of the settings.
+            fresh: whether an unfinished run with the same id starts over.
         """
         resumes = run == self.unfinished and not fresh
         self.write(Start(purpose=purpose, run=run, resumes=resumes, settings=settings, policy=self.policy))
 
-    def remember(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
-        """Record the heads of the other parties' ledgers; raise LedgerError if one of them contradicts the past.
+    def record_heads(self, heads: Mapping[str, LedgerHead], *, scope: str = "", attempt: int = 0) -> None:
+        """Record the heads of the other parties' ledgers; raise LedgerError if one contradicts an earlier head.
 
         Args:
-            heads: by party.
+            heads: the heads, by party.
             scope: the training that all parties take part in; in it no party may change its ledger.
             attempt: the number of the attempt that begins.
         """
@@ -231,7 +231,7 @@ class Ledger:
             for (name, where), before in self.peers.items():
                 same = where == scope != "" or before.ledger == head.ledger
                 if name == party and same and (why := before.describe_contradiction(head)):
-                    message = f"party {party!r}: {describe_cut(why)}"
+                    message = f"party {party!r}: {describe_truncation(why)}"
                     raise LedgerError(message, message)
         self.write(PeerHeads(scope=scope, attempt=attempt, heads=dict(heads)))
 
@@ -248,16 +248,16 @@ class Ledger:
         nodes: NDArray[Any] | None = None,
         row_digests: bytes | None = None,
     ) -> None:
-        """Enter a release, or raise the error of the rule that forbids it. Its bytes leave after this call.
+        """Record a release, or raise the error of the rule that forbids it. Its bytes are sent after this call.
 
         Args:
-            kind: of the content.
-            key: of the first message that carries it.
+            kind: the kind of content.
+            key: the key of the first message that carries it.
             content: returns the bytes that will be sent.
-            size: their number.
-            rows: of the content.
-            columns: of the content.
-            protection: names of what protects it, joined by "+".
+            size: the number of these bytes.
+            rows: the number of rows.
+            columns: the number of columns.
+            protection: the names of the protections, joined by "+".
             nodes: positions of the rows, increasing; None: not known.
             row_digests: HMACs of the clean rows under a secret of the party, ROW_DIGEST_BYTES each.
         """
@@ -281,17 +281,17 @@ class Ledger:
             rule.check(entry)
         self.write(entry)
 
-    def enter(
+    def record_array(
         self, kind: str, key: Key, content: NDArray[Any], *, rows: int | None = None, protection: str = "none"
     ) -> NDArray[Any]:
-        """Enter an array that is sent without an encoding, and return it.
+        """Record an array that is sent without an encoding, and return it.
 
         Args:
-            kind: of the content.
-            key: of the first message that carries it.
+            kind: the kind of content.
+            key: the key of the first message that carries it.
             content: the array.
-            rows: their number; None: the length of the array.
-            protection: names of what protects it, joined by "+".
+            rows: the number of rows; None: the length of the array.
+            protection: the names of the protections, joined by "+".
         """
         rows = len(content) if rows is None else rows
         self.record(
@@ -313,10 +313,10 @@ class Ledger:
             line, self.chain = format_line(record, self.chain)
             self.sink.append(line)
         self.length += 1
-        self.take(record)
+        self.count_record(record)
 
-    def take(self, record: LedgerRecord) -> None:
-        """Count a record that is in the ledger: a new one, or one of an earlier process."""
+    def count_record(self, record: LedgerRecord) -> None:
+        """Update totals and rules with a record of this or an earlier process."""
         match record:
             case Opening():
                 self.name = self.chain
@@ -339,11 +339,11 @@ class Ledger:
             rule.add(record)
 
     def sync(self) -> None:
-        """Wait until all records are durable. A message may leave only after this call."""
+        """Wait until all records are durable. A message may be sent only after this call."""
         if self.sink is not None:
             self.sink.sync()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def list_totals(self) -> list[dict[str, Any]]:
         """Return the totals, one dictionary per kind of release."""
         return [
             {
@@ -383,7 +383,7 @@ def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, byt
     """Return the record of a line, and the chain value after it; raise LedgerError if it does not follow `chain`.
 
     Args:
-        line: with its newline.
+        line: the line, with its newline.
         chain: the chain value before it.
         source: names the file and the line in errors.
     """
@@ -395,7 +395,7 @@ def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, byt
     after = hashlib.sha256(chain + body).digest()
     if after.hex().encode() != found[1]:
         raise LedgerError(
-            f"{source}: does not follow from the records before it; a record was changed, moved or left out."
+            f"{source}: does not follow from the records before it; a record was changed, moved or omitted."
         )
     try:
         fields = parse_json(body, source)

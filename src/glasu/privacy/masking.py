@@ -1,18 +1,18 @@
 """Pairwise masks: streams of AES-CTR that hide integers of a ring from the server and cancel in the sum.
 
-Clients i < j share a secret that the server lacks. For one place (phase, round, layer, chunk, shape), i adds a stream
-under their key and j subtracts it. Only pairs of clients that contribute to a sum use a stream.
+Clients i < j share a secret that the server does not have. For one place (phase, round, layer, chunk, shape), i adds a
+stream under their key and j subtracts it. Only pairs of clients that contribute to a sum use a stream.
 
     pair key    = HKDF(X25519 secret, run, attempt, roster, settings, names of the pair)       once per attempt
     stream key  = HKDF-Expand(pair key, running hash of all answers so far, place)             one use
 
-The running hash binds masks to what a client has received. If the server sends different aggregates to two clients,
-their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second use of a place
-is refused, and an attempt that repeats a round has other keys.
+The running hash binds the masks to the answers that a client has received. If the server sends different aggregates to
+two clients, their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second
+use of a place is refused, and an attempt that repeats a round has new keys.
 
 With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
-readers subtract it. The group key also encrypts what one client sends to all others (AES-GCM): the label owner's
-gradient and verdicts. This part, `Hiding`, is the same if tensors are encrypted instead (`glasu.privacy.encryption`).
+readers subtract it. The group key also encrypts the messages that one client sends to all others (AES-GCM): the label
+owner's gradient and verdicts. This part, `Hiding`, is the same if tensors are encrypted (`glasu.privacy.encryption`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from glasu.wire.encodings import Array, Ring
 from glasu.wire.message_key import Key
 
 KEY_SIZE = 32  # bytes of a symmetric key, and of a public key of X25519
-TAG_BYTES = 16  # that encryption adds
-ONE_USE = bytes(12)  # the nonce of AES-GCM: a key encrypts once
+TAG_BYTES = 16  # length of the authentication tag that encryption adds
+ONE_USE = bytes(12)  # the nonce of AES-GCM; a constant is safe because every key encrypts only once
 _PLACE = struct.Struct("<BIhIIIB")
 Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
 Requested = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
@@ -60,12 +60,12 @@ class Signer(Protocol):
         ...
 
     def find_error(self, name: str, certificate: bytes, signature: bytes, content: bytes) -> str:
-        """Return the reason why a content is not signed by this peer, or an empty string."""
+        """Return why the signature of this peer is not valid, or an empty string."""
         ...
 
 
 def name_masks(*, blind: bool) -> str:
-    """Return the name of masks in the ledger."""
+    """Return the name that the ledger records for masks."""
     return "masks+blind" if blind else "masks"
 
 
@@ -73,9 +73,9 @@ def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes
     """Return the key that two clients share.
 
     Args:
-        own: the private key of one.
-        peer: the public key of the other.
-        context: public facts about the run and the pair, in the same order at both.
+        own: the private key of this client.
+        peer: the public key of the other client.
+        context: public facts about the run and the pair, in the same order at both clients.
 
     Raises:
         ValueError: the public key is invalid.
@@ -85,12 +85,12 @@ def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes
 
 
 def expand_key(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """Return another key: one block of HKDF-Expand with SHA-256. Parts of variable length go last."""
+    """Return another key: one block of HKDF-Expand with SHA-256. Put parts of variable length last."""
     return hmac.digest(key, b"glasu " + purpose + b"\0" + b"".join(parts) + b"\x01", "sha256")
 
 
 def join_parts(parts: Iterable[bytes]) -> bytes:
-    """Join bytes so that different parts give different results."""
+    """Join parts with their lengths, so that different parts never give the same result."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
@@ -111,7 +111,7 @@ def split_parts(content: bytes, count: int) -> list[bytes]:
 
 @dataclass
 class Transcript:
-    """The running hash of the answers that all clients receive alike."""
+    """The running hash of the answers that are identical for all clients."""
 
     value: bytes = bytes(32)
 
@@ -138,11 +138,11 @@ class Hiding(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name in the ledger."""
+        """The name that the ledger records."""
 
     @abstractmethod
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the payload as it travels, message by message."""
+        """Return the protected payload; every chunk is protected separately."""
 
     @abstractmethod
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
@@ -156,26 +156,26 @@ class Hiding(ABC):
 
     def seal(self, content: bytes, key: Key) -> bytes:
         """Encrypt a message of this client to all others. The place and the sender are associated data."""
-        self._use(b"seal" + _pack_place(key, 0, 0, 0))
+        self._mark_used(b"seal" + _pack_place(key, 0, 0, 0))
         return AESGCM(self._find_seal_key(key)).encrypt(ONE_USE, content, _describe_sender(key))
 
     def unseal(self, content: bytes, key: Key, sender: int) -> bytes:
         """Decrypt a message of another client.
 
         Raises:
-            ProtocolError: it was changed, is about another place, or is from another client.
+            ProtocolError: it was modified, or it belongs to another place or another client.
         """
         sent = key._replace(client=sender)
         try:
             return AESGCM(self._find_seal_key(sent)).decrypt(ONE_USE, content, _describe_sender(sent))
         except (InvalidTag, ValueError):
             raise ProtocolError(
-                f"{key}: the encrypted message of client {sender} was changed on its way, or its key is another one. "
-                "It was not used; check the server."
+                f"{key}: the encrypted message of client {sender} was modified in transit, or encrypted with another "
+                "key. It was not used; check the server."
             ) from None
 
     def prove(self, content: bytes, key: Key) -> bytes:
-        """Return a value that is equal at clients with the same content and answers; it tells the server nothing."""
+        """Return a value that is equal at clients with equal content and answers. It reveals nothing to the server."""
         place = _pack_place(key, 0, 0, 0)
         return expand_key(self.group_key, b"proof", self.transcript.value, place, content)[:TAG_BYTES]
 
@@ -186,11 +186,11 @@ class Hiding(ABC):
         """Return the clients that contribute to a sum; refuse a sum without this client."""
         clients = self.contributors(key)
         if self.own not in clients:
-            raise ProtocolError(f"{key}: client {self.own} has no part in this sum; nothing was sent.")
+            raise ProtocolError(f"{key}: client {self.own} does not contribute to this sum; nothing was sent.")
         return clients
 
-    def _use(self, place: bytes) -> None:
-        """Note that a place has its tensor; refuse a second one, from which the difference of the two would show."""
+    def _mark_used(self, place: bytes) -> None:
+        """Mark a place as used. Refuse a second tensor there: the server could compute the difference of the two."""
         if place in self._used:
             raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")
         self._used.add(place)
@@ -208,11 +208,11 @@ class PairwiseMasks(Hiding):
         return name_masks(blind=self.blind)
 
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the payload with the masks of this client, chunk by chunk, as they travel."""
+        """Return the payload with this client's masks, which are separate for each chunk."""
         clients = self._list_contributors(key)
         masked: Array = payload.copy()
         for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
-            self._use(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
+            self._mark_used(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
             for peer in clients:
                 if peer > self.own:
                     masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
@@ -224,14 +224,14 @@ class PairwiseMasks(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         rows, columns = shape
-        blind = None if columns is None else self.find_blind(key, (rows, columns), ring.dtype)
+        blind = None if columns is None else self.draw_blind_stream(key, (rows, columns), ring.dtype)
 
         def reveal(payload: Array, requested: Requested | None) -> Array:
             return payload if blind is None else payload - (blind if requested is None else blind[requested])
 
         return reveal
 
-    def find_blind(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
+    def draw_blind_stream(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
         """Return the stream that hides the sum of an exchange from the server; None if there is none.
 
         It is bound to the running hash at this moment, so a reader calls it before the first answer.

@@ -4,17 +4,18 @@ A row is scaled down to an L2 norm of at most `clip` and rounded toward zero to 
 zero never makes a row longer, so the sensitivity has no extra term:
 
     a row becomes zero:        |x - 0| <= clip
-    a row becomes another one: |x - y| <= 2 clip
+    a row becomes any other:   |x - y| <= 2 clip
 
-Then every value gets noise from the discrete Gaussian distribution on the same grid (Canonne, Kamath and Steinke 2020)
-with deviation sigma = multiplier * clip. `step` is a power of two and a function of clip and multiplier only, so the
-grid reveals nothing about the data. All of this happens in integers, so no error of floating-point noise exists.
+Then noise from the discrete Gaussian distribution on the same grid (Canonne, Kamath and Steinke 2020) is added to every
+value, with deviation sigma = multiplier * clip. `step` is a power of two and a function of clip and multiplier only, so
+the grid reveals nothing about the data. All computations use integers, so attacks on floating-point noise do not apply.
 
 The noise of a row is a pseudorandom function of (kind, phase, round, layer, node, clip, multiplier, step, row) under
-the party's secret. The same row in the same place has the same noise again, so repeats cannot be averaged. A row that
-is computed again with other values has fresh noise. Run, attempt and incarnation are not part of it.
+the party's secret. The same row in the same place always has the same noise, so an attacker cannot average over
+repeats. A row that is computed again with other values has fresh noise. Run, attempt and incarnation are not inputs of
+the function.
 
-This folder uses no generator of numpy or torch; a test checks it.
+This folder uses no random generator of numpy or torch; a test checks this.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ if TYPE_CHECKING:  # a server reads this module, and it has no torch
     from torch import Tensor
 
 STEPS_IN_DEVIATION = 256  # sigma / step lies in 256..512
-TAIL_DEVIATIONS = 14  # deviations: the probability beyond is below 2^-140
+TAIL_DEVIATIONS = 14  # the probability of noise beyond this number of deviations is below 2^-140
 _WORD = 1 << 64
 _DRAW_BYTES = 16  # one value takes 128 random bits
 _NOISE = re.compile(r"noise\+norm=([^+]+)\+multiplier=([^+]+)")
 _PLACE = struct.Struct("<BiiqdddI")  # phase, round, layer, node, clip, multiplier, step, columns
-_ALMOST_ONE = 1 - 2.0**-40  # so that the rounding errors of scaling never give a row that is too long
+_ALMOST_ONE = 1 - 2.0**-40  # rounding errors of the scaling never make a row too long
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Mechanism:
 
     @property
     def step(self) -> float:
-        """The distance of neighbouring values of the grid: a power of two."""
+        """The distance between neighbouring values of the grid: a power of two."""
         return math.ldexp(1.0, math.floor(math.log2(self.deviation)) - STEPS_IN_DEVIATION.bit_length() + 1)
 
     def quantize(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -93,7 +94,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Clips and perturbs the rows of one kind of tensor; see the module."""
+    """Clips and perturbs the rows of one kind of tensor, as the module docstring describes."""
 
     mechanism: Mechanism
     kind: Kind
@@ -113,7 +114,7 @@ class RowNoise:
         Args:
             value: the rows.
             key: phase, round and layer of the release.
-            nodes: of the rows.
+            nodes: the nodes of the rows.
         """
         import torch
 
@@ -147,7 +148,7 @@ class RowNoise:
 
 @dataclass(frozen=True)
 class ScoreRepair:
-    """Make noisy values valid again, for example class probabilities. It reads nothing but the noisy values."""
+    """Makes noisy values valid again, for example class probabilities. It reads only the noisy values."""
 
     function: Callable[[NDArray[np.floating]], NDArray[np.floating]] = field(repr=False)
     name: str = "repair"
@@ -174,7 +175,7 @@ def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]
 
     Args:
         words: uniform, shape (..., 2): the high and the low half of a 128-bit number.
-        deviation: in multiples of the step.
+        deviation: sigma, in multiples of the step.
     """
     high, low = _tabulate(deviation)
     wanted, fine = words[..., 0].ravel(), words[..., 1].ravel()
@@ -191,7 +192,7 @@ def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]
 
 @functools.lru_cache(maxsize=16)
 def _tabulate(deviation: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return floor(2^128 P(n <= b)) for b = -bound..bound-1 as high and low words, then a last entry beyond all."""
+    """Return floor(2^128 P(n <= b)) for b = -bound..bound-1 as high and low words, then a sentinel above all others."""
     bound = math.ceil(TAIL_DEVIATIONS * deviation)
     with localcontext() as context:
         context.prec = 60
@@ -214,8 +215,8 @@ def read_mechanism(protection: str) -> Mechanism | None:
     return None if found is None else Mechanism(float(found[1]), float(found[2]))
 
 
-def noise_key(secret: Secret | None, seed: int) -> bytes:
-    """Return the key of a party's noise; without a secret it derives from the public seed and protects nothing."""
+def derive_noise_key(secret: Secret | None, seed: int) -> bytes:
+    """Return the key of a party's noise. Without a secret it is derived from the public seed and protects nothing."""
     if secret is not None:
         return secret.derive("noise").value
     return hashlib.sha256(f"glasu noise of seed {seed}".encode()).digest()

@@ -1,7 +1,7 @@
-"""The policy of a party: which releases it forbids, and limits for the others. A party states it in policy.toml.
+"""The policy of a party: the releases that it forbids, and limits for the others. It is written in policy.toml.
 
-The policy is a rule of the ledger, so it sees every release before the release is entered and before its bytes leave.
-Limits count the whole ledger: earlier runs and repeated rounds too.
+The policy is a rule of the ledger, so it sees every release before the release is recorded and its bytes are sent.
+Limits apply to the whole ledger, including earlier runs and repeated rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ReleaseKind: TypeAlias = Literal[
 ]
 NODE_KINDS = ("representation", "change", "gradient", "probabilities")  # kinds with one row per node
 INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
-Most = Annotated[int, Bounds(0, 2**53)]
+Limit = Annotated[int, Bounds(0, 2**53)]
 UNNAMED = "the policy"
 
 
@@ -55,11 +55,11 @@ class Policy(Checked):
     section = "policy"
     forbid: tuple[ReleaseKind, ...] = ()
     require: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names of protections
-    min_rows: Most | None = None  # of a release with one row per node
-    max_rows: Most | None = None  # likewise
-    max_releases_per_row: Most | None = None  # of one kind and layer
-    max_evaluations: Most | None = None  # exact inferences: evaluations and predictions
-    max_ids: Most | None = None  # in a set of an alignment: the own one, and those of other parties
+    min_rows: Limit | None = None  # for releases with one row per node
+    max_rows: Limit | None = None  # for releases with one row per node
+    max_releases_per_row: Limit | None = None  # for each kind and layer
+    max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
+    max_ids: Limit | None = None  # in the set of any party in an alignment
 
     def _check(self) -> None:
         known = ReleaseKind.__args__  # type: ignore[attr-defined]
@@ -67,41 +67,41 @@ class Policy(Checked):
             self._need("require", kind in known, f"has no kind {kind!r}; kinds are {', '.join(known)}.")
 
     def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
-        """Refuse settings with which a run would be stopped later.
+        """Refuse settings with which the policy would stop the run later.
 
         Args:
-            protections: of every kind that the run will release, as the ledger names them.
-            num_evaluations: that the run will have in any case.
+            protections: the protection of every kind that the run will release, as the ledger names it.
+            num_evaluations: the minimum number of evaluations of the run.
             source: names the policy in errors.
         """
         for kind, protection in protections.items():
             if why := self.find_fault(kind, protection):
-                raise self.refuse(source, why, "the settings of this run")
+                raise self.make_error(source, why, "the settings of this run")
         if self.max_evaluations is not None and num_evaluations > self.max_evaluations:
             why = f"max_evaluations = {self.max_evaluations}: the run has {num_evaluations} evaluations"
-            raise self.refuse(source, why, "the settings of this run")
+            raise self.make_error(source, why, "the settings of this run")
 
     def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
         """Refuse an alignment with a set of ids that is too large."""
         if self.max_ids is not None and size > self.max_ids:
-            raise self.refuse(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
+            raise self.make_error(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
 
     def find_fault(self, kind: str, protection: str) -> str | None:
-        """Return the rule that a kind of release breaks."""
+        """Return the rule of the policy that a kind of release breaks."""
         if kind in self.forbid:
-            return f"forbid = [{kind!r}]: this kind must not leave"
+            return f"forbid = [{kind!r}]: this kind must not be released"
         missing = [name for name in self.require.get(kind, ()) if name not in protection.split("+")]
         if missing:
             return f"require.{kind} = {list(self.require[kind])}: its protection is {protection!r}"
         return None
 
-    def refuse(self, source: str, why: str, what: str) -> PolicyError:
-        """Return the error that names a rule.
+    def make_error(self, source: str, why: str, what: str) -> PolicyError:
+        """Return the error for a broken rule.
 
         Args:
             source: names the policy.
-            why: the rule, and what breaks it.
-            what: was refused.
+            why: the rule, and the value that breaks it.
+            what: the release or the settings that are refused.
         """
         remedy = "change the settings of the run, or the policy"
         return PolicyError(f"{source}: {why}; refused {what}. To continue, {remedy}.", f"its policy: {why}; {remedy}.")
@@ -115,7 +115,7 @@ class PolicyRule:
         self.policy, self._source = policy, source
         self._inferences: set[tuple[Any, ...]] = set()
         self._per_node: dict[tuple[str, int], NDArray[np.int64]] = {}
-        self._everywhere: dict[tuple[str, int], int] = {}  # releases whose nodes are not known: they may be any
+        self._everywhere: dict[tuple[str, int], int] = {}  # releases without known nodes; they count for all nodes
 
     def check(self, entry: Entry) -> None:
         """Raise PolicyError if the policy forbids a release. A release without content is always allowed."""
@@ -124,8 +124,8 @@ class PolicyRule:
         found = self.policy.find_fault(entry.kind, entry.protection) or self._find_limit(entry)
         if found is not None:
             layer = f", layer {entry.layer}" if entry.layer >= 0 else ""
-            what = f"a release of {entry.kind} ({entry.phase} round {entry.round}{layer}); nothing of it left"
-            raise self.policy.refuse(self._source, found, what)
+            what = f"a release of {entry.kind} ({entry.phase} round {entry.round}{layer}); nothing was sent"
+            raise self.policy.make_error(self._source, found, what)
 
     def _find_limit(self, entry: Entry) -> str | None:
         """Return the limit that a release exceeds."""
@@ -143,11 +143,11 @@ class PolicyRule:
             return f"max_evaluations = {policy.max_evaluations}: this is number {inferences}"
         most = policy.max_releases_per_row
         if most is not None and (before := self._count_releases(entry)) >= most:
-            return f"max_releases_per_row = {most}: a row of it was released {before} times before"
+            return f"max_releases_per_row = {most}: one of its rows was released {before} times before"
         return None
 
     def add(self, entry: Entry) -> None:
-        """Count a release that was entered."""
+        """Count a release that was recorded."""
         if entry.kind not in NODE_KINDS or entry.size == 0:
             return
         self._inferences |= self._list_inferences(entry)
@@ -164,7 +164,7 @@ class PolicyRule:
             self._per_node[place] = counts
 
     def _count_releases(self, entry: Entry) -> int:
-        """Return how often the row of an entry that was released most often was released."""
+        """Return the largest number of earlier releases of a row of this entry."""
         place, nodes = (entry.kind, entry.layer), entry.unpack_nodes()
         counts = self._per_node.get(place, np.zeros(0, np.int64))
         known = counts if nodes is None else counts[nodes[nodes < len(counts)]]
@@ -172,7 +172,7 @@ class PolicyRule:
 
     @staticmethod
     def _list_inferences(entry: Entry) -> set[tuple[Any, ...]]:
-        """Return the exact inference that an entry belongs to; none in the other phases."""
+        """Return the exact inference that an entry belongs to; an empty set in other phases."""
         if entry.phase not in INFERENCES:
             return set()
         return {(entry.phase, entry.run, entry.incarnation, entry.attempt, entry.round)}

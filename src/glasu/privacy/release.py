@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # the encoded array, masked or encrypted if sums are hidden
     unmasked: NDArray[Any]  # the encoded array before that
     encoding: Encoding
-    contribution: Tensor | None = None  # where the encoding alone does not tell: see `value`
+    contribution: Tensor | None = None  # the result of `value`, if it cannot be decoded from `unmasked`
 
     @property
     def value(self) -> Tensor:
@@ -84,7 +84,7 @@ class Protection:
 
     clip: Clip | None = None
     noise: RowNoise | None = None
-    perturbations: Sequence[Perturbation] = ()  # of the noisy values
+    perturbations: Sequence[Perturbation] = ()  # applied to the noisy values
     masking: Masking | None = None  # after encoding
 
     @property
@@ -98,12 +98,12 @@ UNPROTECTED = Protection()
 References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
-def _place(key: Key) -> tuple[str, int]:
+def _find_place(key: Key) -> tuple[str, int]:
     """Return the index of a reference. Training and evaluation have separate ones: dropout and rows differ."""
     return key.phase.name, key.layer
 
 
-def _integers(encoding: Encoding) -> Integers:
+def _require_integers(encoding: Encoding) -> Integers:
     assert isinstance(encoding, Integers)
     return encoding
 
@@ -113,16 +113,16 @@ class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
     encodings: Mapping[Kind, Encoding]
-    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is missing has no protection
+    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not listed has no protection
     ledger: Ledger = field(default_factory=Ledger)
-    rules: Sequence[Rule] = ()  # of the settings; a runtime that stores the ledger opens it with these rules
-    enters_nodes: bool = False  # the ledger records the nodes of each release
-    feedback: bool = False  # later releases of the same rows are changes
+    rules: Sequence[Rule] = ()  # rules from the settings; a runtime that stores the ledger opens it with them
+    enters_nodes: bool = False  # whether the ledger records the nodes of each release
+    feedback: bool = False  # whether later releases of the same rows are changes
     references: References = field(default_factory=dict)
-    grids: ColumnGrids = field(default_factory=ColumnGrids)  # of hidden tensors
+    grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of hidden tensors
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
-    def protection(self, kind: Kind) -> Protection:
+    def find_protection(self, kind: Kind) -> Protection:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
 
@@ -130,17 +130,17 @@ class Release:
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
         exact = self.encodings["representation"].is_exact and not self.feedback
-        protection = self.protection("representation")
+        protection = self.find_protection("representation")
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
-        """Clip H_m^+[l], the differentiable part of its release. LocalUpdate needs it too."""
-        clip = self.protection("representation").clip
+        """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
+        clip = self.find_protection("representation").clip
         return partial if clip is None else clip(partial)
 
     def clip_gradient(self, partial: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient at the clipped H_m^+[l]."""
-        clip = self.protection("representation").clip
+        clip = self.find_protection("representation").clip
         if clip is None:
             return gradient
         with torch.enable_grad():
@@ -151,21 +151,21 @@ class Release:
         """Release representations, their changes, gradients or scores (kind "probabilities").
 
         Args:
-            kind: of the tensor.
-            value: the values; of a change: the representations after it.
-            key: of the exchange.
-            nodes: of the rows; None: not known.
+            kind: the kind of tensor.
+            value: the values; for a change, the representations after it.
+            key: the key of the exchange.
+            nodes: the nodes of the rows; None if they are not known.
         """
-        encoding, protection = self.encodings[kind], self.protection(kind)
+        encoding, protection = self.encodings[kind], self.find_protection(kind)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         contribution = None
         array: NDArray[Any] = value.numpy()
         if kind == "change":
-            array, changed = find_change(self.references[_place(key)], value, _integers(encoding))
-            self.references[_place(key)], contribution = changed, changed.own
+            array, changed = find_change(self.references[_find_place(key)], value, _require_integers(encoding))
+            self.references[_find_place(key)], contribution = changed, changed.own
         elif isinstance(encoding, Ring):
             if protection.masking is None:
-                raise ProtocolError(f"{key}: the parties have agreed on no keys; nothing was sent.")
+                raise ProtocolError(f"{key}: the parties have not agreed on keys; nothing was sent.")
             array, contribution = self.grids.to_integers(kind, value, key, encoding)
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
@@ -192,19 +192,19 @@ class Release:
         seal: Callable[[NDArray[Any]], Sequence[bytes]],
         nodes: NDArray[np.int64] | None = None,
     ) -> tuple[Sent, Sequence[bytes]]:
-        """Release a tensor that is encrypted for the other clients. It is not masked, because it is in no sum.
+        """Release a tensor that is encrypted for the other clients. It is not masked, because it is not part of a sum.
 
         Args:
-            kind: of the tensor.
+            kind: the kind of tensor.
             value: the values.
-            key: of the exchange.
+            key: the key of the exchange.
             seal: encrypts the encoded tensor, chunk by chunk.
-            nodes: of the rows; None: not known.
+            nodes: the nodes of the rows; None if they are not known.
 
         Returns:
             The tensor as its readers decode it, and the encrypted chunks.
         """
-        encoding, protection = self.encodings[kind], replace(self.protection("gradient"), masking=None)
+        encoding, protection = self.encodings[kind], replace(self.find_protection("gradient"), masking=None)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         encoded = encoding.encode(value.numpy(), key)
         parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
@@ -225,7 +225,7 @@ class Release:
     def _perturb(
         protection: Protection, value: Tensor, key: Key, nodes: NDArray[np.int64] | None
     ) -> tuple[Tensor, bytes | None]:
-        """Clip, add noise, and apply the other perturbations; also return the digests of the clean rows, with noise."""
+        """Clip, add noise, and apply the other perturbations; with noise, also return the digests of the clean rows."""
         digests = None
         if protection.clip is not None:
             value = protection.clip(value)
@@ -236,7 +236,7 @@ class Release:
         return value, digests
 
     def _describe_rows(self, nodes: NDArray[np.int64] | None, digests: bytes | None) -> dict[str, Any]:
-        """Return nodes and digests of rows for the ledger, by increasing node; rows with noise always have both."""
+        """Return nodes and digests of rows for the ledger, in node order; rows with noise always have both."""
         if nodes is None or not (self.enters_nodes or digests is not None):
             return {}
         order = np.argsort(nodes, kind="stable")
@@ -248,27 +248,30 @@ class Release:
         """Return the values of an answer, which the caller has checked.
 
         Args:
-            kind: of the tensor.
-            key: of the exchange.
+            kind: the kind of tensor.
+            key: the key of the exchange.
             payload: all rows, without masks and decrypted.
-            num_summed: of a sum in a ring: the number of clients that contributed.
+            num_summed: the number of clients that contributed to a sum in a ring.
         """
         encoding = self.encodings[kind]
         if isinstance(encoding, Ring):
             return self.grids.to_mean(kind, payload, key, encoding, num_summed)
         decoded = encoding.answer.decode(payload)
         if kind == "change":
-            changed = apply_change(self.references[_place(key)], decoded, _integers(encoding))
-            self.references[_place(key)] = changed
+            changed = apply_change(self.references[_find_place(key)], decoded, _require_integers(encoding))
+            self.references[_find_place(key)] = changed
             return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
         if kind == "representation" and self._first is not None:
-            integers = _integers(self.encodings["change"])
-            self.references[_place(key)], self._first = start_reference(self._first, value.detach(), integers), None
+            integers = _require_integers(self.encodings["change"])
+            self.references[_find_place(key)], self._first = (
+                start_reference(self._first, value.detach(), integers),
+                None,
+            )
         return value
 
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
-        """Release bytes that only the other clients can read: keys, and what one client encrypts for the others."""
+        """Release bytes that only the other clients can read: keys, and data that is encrypted for the others."""
         payload = np.frombuffer(content, np.uint8)
         self.ledger.record(kind, key, lambda: (payload,), rows=rows, size=payload.nbytes, protection=protection)
         return payload
@@ -276,7 +279,7 @@ class Release:
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
-        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.encoded_size(nodes) for nodes in payloads)
+        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.measure_encoded(nodes) for nodes in payloads)
         self.ledger.record("node sets", key, lambda: map(ids.encode, payloads), rows=rows, size=size)
         return payloads
 

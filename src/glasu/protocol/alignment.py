@@ -1,6 +1,7 @@
 """Private alignment: find the ids that all parties have, and one common order, without revealing an id.
 
-Elliptic-curve Diffie-Hellman set intersection in a ring of M parties; the server passes messages on and compares.
+Elliptic-curve Diffie-Hellman set intersection in a ring of M parties. The server forwards messages and compares the
+sets.
 
     party m     blinds its ids, sorts the points by their bytes and sends them; only party m can match points and ids
     M - 1 times every party blinds the set that it receives from the party before it, keeps its order and sends it on
@@ -40,7 +41,7 @@ from glasu.protocol.limits import Limits
 from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, SetSize
 from glasu.protocol.requests import Aligning, Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.state import Identity
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import TO_ONE, Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
@@ -59,8 +60,8 @@ class SetLimits:
         if self.max_ids < 1:
             raise ConfigError(f"max_ids={self.max_ids}: must be 1 or more.")
 
-    def of_messages(self) -> Limits:
-        """Return the greatest sizes of the messages."""
+    def limit_messages(self) -> Limits:
+        """Return the maximum sizes of the messages."""
         return Limits(
             num_nodes=self.max_ids,
             num_scores=0,
@@ -69,7 +70,7 @@ class SetLimits:
             num_local_steps=0,
             prefetch=0,
             chunk_rows=self.chunk_rows,
-            encodings=encodings_of(RunConfig()),  # required, but unused: an alignment sends no tensors
+            encodings=make_encodings(RunConfig()),  # required, but unused: an alignment sends no tensors
         )
 
     def count_chunks(self, largest: int) -> int:
@@ -86,7 +87,7 @@ class SetLimits:
             raise ProtocolError(f"{whose}: expected a number of ids of 1 or more, got {size}.")
         if size > self.max_ids:
             why = (
-                f"{whose} has {size:.0f} ids, and the limit is {self.max_ids} here (--max-ids, or max_ids of the "
+                f"{whose} has {size:.0f} ids, and the limit here is {self.max_ids} (--max-ids, or max_ids of the "
                 "policy); a party that lists very many ids can test guesses about the ids of the others."
             )
             raise AlignmentError(why, why)
@@ -116,10 +117,10 @@ class Comparison:
 def client_alignment(
     identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct. The ledger enters everything before it is sent."""
+    """Client column; `ids` are normalised and distinct. The ledger records everything before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
-    yield Send(SetSize(key, ledger.enter("set size", key, np.array([len(ids)], np.float64))))
+    yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
     answer = yield Receive((SetSize,), key)
     chunks = limits.count_chunks(limits.check_largest(_read_number(answer), "the largest set of a party"))
     own_chunks, done = limits.count_chunks(len(ids)), 0
@@ -139,27 +140,27 @@ def client_alignment(
     for step in range(1, identity.num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         sender = identity.names[identity.index - 1]
-        entered = ledger.enter("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
+        entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
         yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
-        with _Blaming(sender, message):
+        with _SenderInErrors(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
-        ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
+        ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
-            with _Blaming(sender, message):
+            with _SenderInErrors(sender, message):
                 _refuse_gap(parts, message.points, limits)
                 parts.append(blinding.blind(message.points))
             done += 1
             yield Aligning(done / num_steps, name)
         points = np.concatenate(parts)
-        with _Blaming(sender, message):
+        with _SenderInErrors(sender, message):
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
-    ledger.enter("blinded ids", key.at(SETS), points, protection=BLINDED)
+    ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
     for chunk in range(chunks):
         yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
     found = yield from _receive_common(key, len(ids), limits)
@@ -190,7 +191,7 @@ def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) ->
         raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
 
 
-class _Blaming:
+class _SenderInErrors:
     """Adds a message's key and sender to the protocol errors of a block."""
 
     def __init__(self, sender: str, message: Message) -> None:
@@ -224,11 +225,11 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
     for step in range(1, num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         shares = yield Receive((KeyShare,), key.at(SHARES))
-        yield _pass_on(key.at(SHARES), shares)
+        yield _forward_to_next(key.at(SHARES), shares)
         for chunk in range(chunks):
             sets = yield Receive((BlindedSet,), key.at(SETS, chunk))
             _check_rows(identity, sets, sizes, step - 1, chunk, limits)
-            yield _pass_on(key.at(SETS, chunk), sets)
+            yield _forward_to_next(key.at(SETS, chunk), sets)
 
     key = identity.key(Phase.ALIGNMENT, num_clients)
     received = []
@@ -281,7 +282,7 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
     }
 
 
-def _pass_on(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
+def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
     """Send the message of every client to the next client."""
     before = (messages[client - 1] for client in range(len(messages)))
     return Scatter(tuple(replace(message, key=_name_receiver(key, client)) for client, message in enumerate(before)))

@@ -48,8 +48,8 @@ def client_average(
         client: the client.
         key: the key of the exchange.
         own: this client's probabilities; None: it contributes nothing.
-        nodes: of the rows.
-        num_columns: the number of classes, where `own` is None and this client knows it.
+        nodes: the nodes of the rows.
+        num_columns: the number of classes, if `own` is None and this client knows it.
         requested: the rows that this client receives; None: all.
     """
     import torch
@@ -91,7 +91,7 @@ def server_average(
             return Broadcast(JointScores(answer, rows))
         last_row = first_row + encoding.answer.find_shape(rows)[0]
         own = [encoding.answer.select_rows(rows, mask[first_row:last_row]) for mask in requested]
-        pairs = zip(server.keys_to_each(answer), own, strict=True)
+        pairs = zip(server.make_client_keys(answer), own, strict=True)
         return Scatter(tuple(JointScores(key, part) for key, part in pairs))
 
     senders = present if server.identity.owner < 0 else [server.identity.owner]
@@ -99,13 +99,13 @@ def server_average(
 
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:
-    """Client column: return the mean at all nodes, given the own class probabilities at all nodes."""
-    return (yield from client_average(client, _first(client, key), own, np.arange(client.data.num_nodes)))
+    """Client column: return the mean at all nodes, given this client's class probabilities at all nodes."""
+    return (yield from client_average(client, _make_first_key(client, key), own, np.arange(client.data.num_nodes)))
 
 
 def server_average_all(server: Server, key: Key) -> Script[None]:
     """Server column of `client_average_all`."""
-    yield from server_average(server, _first(server, key), server.sizes.num_nodes)
+    yield from server_average(server, _make_first_key(server, key), server.sizes.num_nodes)
 
 
 def client_average_propagated(
@@ -127,14 +127,14 @@ def client_average_propagated(
         alpha: see `propagate`; None at a party that had no edges in training.
         nodes: the nodes whose rows are averaged.
         requested: the rows that this client receives; None: all, or those of `find_receivers`.
-        place: distinguishes several such exchanges with the same key.
+        place: distinguishes several exchanges of this kind with the same key.
     """
     own = None
     if alpha is not None and client.party.graph.num_edges:
         own = propagate(client.party.graph, mean, alpha)[nodes]
     if client.identity.owner >= 0:
         requested = find_receivers(client.identity, len(nodes))[client.identity.index]
-    key = _second(client, key, place)
+    key = _make_second_key(client, key, place)
     average = client_average(client, key, own, nodes, num_columns=mean.shape[1], requested=requested)
     return (yield from average)
 
@@ -145,7 +145,7 @@ def server_average_propagated(
     """Server column of `client_average_propagated`."""
     if server.identity.owner >= 0:
         requested = find_receivers(server.identity, num_rows)
-    yield from server_average(server, _second(server, key, place), num_rows, requested, from_any=True)
+    yield from server_average(server, _make_second_key(server, key, place), num_rows, requested, from_any=True)
 
 
 def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
@@ -153,9 +153,9 @@ def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
     return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
 
 
-def _first(role: Client | Server, key: Key) -> Key:
+def _make_first_key(role: Client | Server, key: Key) -> Key:
     return key.at(role.config.model.num_layers)
 
 
-def _second(role: Client | Server, key: Key, place: int) -> Key:
+def _make_second_key(role: Client | Server, key: Key, place: int) -> Key:
     return key.at(role.config.model.num_layers + 1 + place)

@@ -6,7 +6,7 @@ and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its
 With Q > 1, the first local step uses this gradient. The later steps send no message. They descend the client's own loss
 with a linear term for the losses of the others. At step 0 the gradient of this objective is the exact gradient:
 
-    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m without m's own contribution
+    L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share of m minus m's own contribution
 """
 
 from __future__ import annotations
@@ -81,15 +81,16 @@ def client_joint_round(
 def exchange_share(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, aggregation: Aggregation
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Send a gradient at H[l+1], or wait without one; return the share at H_m^+[l], and the gradient as it was sent.
+    """Send a gradient at H[l+1], if there is one; return the share at H_m^+[l], and the gradient as it was sent.
 
-    With hidden sums, the label owner's gradient at the last layer is encrypted for the other clients: it is in no sum.
+    The label owner's gradient at the last layer is not part of a sum. With hidden sums it is encrypted for the other
+    clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
     if client.hiding is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
-    client.follow_gradient(key, found)
+    client.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
 
 
@@ -98,7 +99,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
     losses: list[float] = []
     gradient: Tensor | None = None
     if client.identity.owner >= 0:
-        losses, gradient = owner_gradient(client, batch, joint)
+        losses, gradient = compute_owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
@@ -106,7 +107,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
     return losses
 
 
-def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
+def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
     """Return the label owner's loss at step 0 and its gradient at H[L]. Other clients get an empty list and None."""
     if not client.has_labels:
         return [], None
@@ -117,13 +118,13 @@ def owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[fl
 def share_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Send a gradient, or only wait if there is none; return the server's answer, and the gradient as it was sent.
+    """Send a gradient, if there is one; return the server's answer, and the gradient as it was sent.
 
     Args:
         client: the client.
-        key: of the exchange.
-        gradient: None at a client that has none.
-        nodes: of the rows.
+        key: the key of the exchange.
+        gradient: the gradient; None at a client that has none.
+        nodes: the nodes of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
     sent = None if gradient is None else client.release_tensor("gradient", gradient, key, nodes)
@@ -142,11 +143,11 @@ def server_backward(
         rows: |S[l+1]| for every aggregation layer l.
         present: the clients that contribute; None: all.
     """
-    encoding, aggregation = server.shapes.encodings["gradient"], server.aggregation_among(present)
+    encoding, aggregation = server.shapes.encodings["gradient"], server.make_aggregation(present)
 
     def respond(gradients: list[Array], answer: Key, first_row: int) -> Scatter:
         # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
-        keys = server.keys_to_each(answer)
+        keys = server.make_client_keys(answer)
         shares = aggregation.combine_gradients(encoding, gradients, keys, first_row)
         return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
 

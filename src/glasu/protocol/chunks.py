@@ -18,7 +18,7 @@ from glasu.data.methods import NOTHING_TO_SMOOTH
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
-from glasu.protocol.receiving import note_answer
+from glasu.protocol.receiving import hash_answer
 from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
@@ -75,7 +75,7 @@ def exchange_rows(
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
         if requested is None:  # otherwise other clients receive other rows
-            note_answer(client, message)
+            hash_answer(client, message)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         parts.append(_check_answer(client, message, (expected, shape[1])))
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -115,7 +115,7 @@ def answer_rows(
     *,
     from_any: bool = False,
 ) -> Script[int]:
-    """Server: answer one chunk after the other until a chunk is not full; return the number of rows.
+    """Server: answer the chunks in order until one is not full; return the number of rows.
 
     Args:
         server: the server.
@@ -234,9 +234,9 @@ def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Br
         return
     for message in tensors:
         if not encoding.is_finite(message.value):
-            why = "expected finite values, got NaN or infinity. They were not sent on. Training diverged"
+            why = "expected finite values, got NaN or infinity. They were not forwarded. Training diverged"
             server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
     raise TrainingError(
         f"{answers[0].key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, "
-        "and nothing was sent on. Lower train.learning_rate."
+        "and nothing was forwarded. Lower train.learning_rate."
     )

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from glasu.config import RunConfig, list_candidates
-from glasu.data.methods import has_server, method_of
+from glasu.data.methods import find_method, has_server
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.split import input_scale
+from glasu.model.split import find_input_scale
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.encryption import load_tenseal
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import Hiding, Reveal, Signer
-from glasu.privacy.noise import noise_key
+from glasu.privacy.noise import derive_noise_key
 from glasu.privacy.release import Release, Sent
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.protection import list_rules, make_protections
@@ -29,10 +29,10 @@ from glasu.protocol.stages import LOWER, SCALES, UPPER, list_stages
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import Kind, Ring, encodings_of, use_for_all_kinds
+from glasu.wire.encodings import Kind, Ring, make_encodings, use_for_all_kinds
 from glasu.wire.message_key import RUN_BYTES, Key
 
-LARGEST_SENT = 1e30  # in a race; a sum of such values over all clients is finite in every encoding
+LARGEST_SENT = 1e30  # limit on values in a race; their sum over all clients is finite in every encoding
 
 
 class Client:
@@ -60,9 +60,9 @@ class Client:
             names: all parties in client order.
             watch: adds up the client's seconds.
             convolution: builds the layers of backbone "custom".
-            preparation: of the features, from a model trained earlier; None: as the config says.
-            secret: of the party; its first weights, dropout masks, neighbours and rounding derive from it. None: from
-                `train.seed`, which is public.
+            preparation: the preparation of the features of a model trained earlier; None: as the config says.
+            secret: the secret of the party. Initial weights, dropout masks, neighbours and rounding are derived from
+                it; None: from `train.seed`, which is public.
             signer: signs the keys of this party; None in one process.
         """
         if config.privacy.secure_aggregation == "ckks" and has_server(config):
@@ -71,39 +71,39 @@ class Client:
         self.private_seed: int | Secret = seed if secret is None else secret.derive("training", seed)
         self.party, self.name, self.watch = party, party.name, watch
         self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # of the present candidate, or of the present stage
-        self.stages = list_stages(self.config)  # of `train.release = "once"`
-        self.method = method_of(config)
+        self.config = self.candidates[0]  # the settings of the current candidate or stage
+        self.stages = list_stages(self.config)  # None unless `train.release = "once"`
+        self.method = find_method(config)
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.has_labels = self.identity.has_labels(index)
         if config.privacy.label_epsilon is not None and self.has_labels:
-            key = noise_key(None if secret is None else secret.derive("labels"), seed)
+            key = derive_noise_key(None if secret is None else secret.derive("labels"), seed)
             party = randomize_training_labels(party, config.privacy.label_epsilon, key)
         lower = self.config if self.stages is None else self.stages.lower
-        # The data as the layers and the loss see it. `self.party` has the labels as they were given.
+        # The data that the layers and the loss read. `self.party` has the labels before randomised response.
         self._lower_data = NodeData(lower, party, has_labels=self.has_labels, preparation=preparation)
         self._convolution = convolution
         self.signer = signer
-        self.hiding: Hiding | None = None  # of the present attempt
+        self.hiding: Hiding | None = None  # masks or encryption of the current attempt
         self.run_key: Secret | None = None  # equal at all clients and unknown to the server; None in plain runs
         self._enter_lower()
         rules = list_rules(config.privacy)
         self.release = Release(
-            encodings_of(config, self.private_seed),
-            make_protections(config.privacy, self.data.task, noise_key(secret, seed)),
+            make_encodings(config, self.private_seed),
+            make_protections(config.privacy, self.data.task, derive_noise_key(secret, seed)),
             Ledger(rules=rules),
             rules,
             feedback=config.wire.feedback,
             grids=ColumnGrids(config.privacy.range, self.private_seed),
         )
         self.progress = ClientProgress()
-        self._interrupted: ClientState | None = None  # in the upper stage
-        self._upper_weights: dict[str, Tensor] = {}  # of a trained model
-        self._scales: Tensor | None = None  # of the columns that the upper stage reads
+        self._interrupted: ClientState | None = None  # the state of an upper stage that was interrupted
+        self._upper_weights: dict[str, Tensor] = {}  # the upper weights of a trained model
+        self._scales: Tensor | None = None  # factors of the columns that the upper stage reads
 
     def _make_learner(self) -> Learner:
-        """Build the layers of the current candidate with their first weights."""
+        """Build the layers of the current candidate with their initial weights."""
         return Learner(
             self.config,
             self.data,
@@ -116,7 +116,7 @@ class Client:
         )
 
     def _enter_lower(self) -> None:
-        """Train the first stage, or the only one, from now on."""
+        """Switch to the first stage, or to the only one."""
         self.data = self._lower_data
         if self.stages is not None:
             self.config = self.stages.lower
@@ -130,18 +130,18 @@ class Client:
         self.learner.model.load_state_dict(self.progress.lower)
 
     def enter_upper(self, own: Tensor, others: Tensor) -> None:
-        """Train the layers above the release from now on, or continue where that was interrupted.
+        """Switch to the layers above the release, or continue their interrupted training.
 
         Args:
             own: H_m^+[l] at all nodes, without noise.
-            others: H_{-m}[l+1] at all nodes. Both together take the place of the features.
+            others: H_{-m}[l+1] at all nodes. Own and others' columns together replace the features.
         """
         assert self.stages is not None
         self.config, known = self.stages.upper, {**self._upper_weights}
         self._scales = known.pop(SCALES, None)
-        if self._scales is None:  # one factor each, so that much noise does not drown the own part
+        if self._scales is None:  # one factor each, so that strong noise in `others` does not dominate `own`
             lengths = [float(torch.linalg.vector_norm(part.double(), dim=1).mean()) for part in (own, others)]
-            self._scales = torch.tensor([input_scale(self.config.model, each) for each in lengths]).double()
+            self._scales = torch.tensor([find_input_scale(self.config.model, each) for each in lengths]).double()
         rows = torch.cat([part * float(scale) for part, scale in zip((own, others), self._scales, strict=True)], dim=1)
         party = dataclasses.replace(self._lower_data.party, features=rows.numpy(), feature_names=(), checked=None)
         preparation = Preparation(rows.shape[1], 1.0)
@@ -154,7 +154,7 @@ class Client:
             self._interrupted = None
 
     def leave_stages(self) -> None:
-        """Join the weights of both stages to those of the selected model. The run is over."""
+        """Combine the weights of both stages into the selected model at the end of the run."""
         assert self.stages is not None
         assert self._scales is not None
         parts = {LOWER: self.progress.lower, UPPER: self.progress.best_weights}
@@ -177,13 +177,13 @@ class Client:
         self.progress.lower, self._upper_weights = lower, {**upper, SCALES: weights[SCALES]}
 
     def adopt_run_key(self, key: Secret) -> None:
-        """Take the run key; refuse another one than before."""
+        """Store the run key; refuse a different one."""
         if self.run_key not in (None, key):
             raise ProtocolError(f"party {self.name!r}: the run key has changed; did the first party lose its secret?")
         self.run_key = key
 
     def draw_common_classifier(self) -> None:
-        """Derive the classifier of a warm start from the run key, if no step was taken yet."""
+        """Derive the classifier of a warm start from the run key, unless a step has been taken."""
         progress = self.progress
         if self.config.train.warm_start and not (progress.position or progress.warm_steps):
             self.learner = self._make_learner()
@@ -192,7 +192,7 @@ class Client:
         """Mask or encrypt the tensors of all later releases."""
         self.hiding = hiding
         for kind in use_for_all_kinds(None):
-            protection = dataclasses.replace(self.release.protection(kind), masking=hiding)
+            protection = dataclasses.replace(self.release.find_protection(kind), masking=hiding)
             self.release.protections = {**self.release.protections, kind: protection}
 
     def prepare_reading(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Reveal:
@@ -202,11 +202,11 @@ class Client:
             return lambda payload, requested: payload
         return self.hiding.prepare_reading(key, shape, encoding)
 
-    def follow_gradient(self, key: Key, gradient: Tensor) -> None:
-        """Let the grids of lower layers follow the label owner's gradient, which all clients hold."""
+    def update_ranges(self, key: Key, gradient: Tensor) -> None:
+        """Derive the ranges of lower layers from the label owner's gradient, which all clients hold."""
         ring = self.release.encodings["gradient"]
         if isinstance(ring, Ring):
-            self.release.grids.follow("gradient", key, gradient.numpy(), ring, 1)
+            self.release.grids.update_range("gradient", key, gradient.numpy(), ring, 1)
 
     def require_hiding(self) -> Hiding:
         """Return what hides tensors in this attempt."""
@@ -214,36 +214,36 @@ class Client:
         return self.hiding
 
     def adopt_candidate(self) -> None:
-        """Use the settings of the candidate that the progress names, with their first weights."""
+        """Use the settings of the candidate that the progress names, with their initial weights."""
         race = self.progress.race
         self.identity.earlier_rounds = self.progress.earlier_rounds
-        if len(self.candidates) > 1:  # also without a race: a new attempt may start before it
+        if len(self.candidates) > 1:  # even before the race: a new attempt may start there
             self.config = self.candidates[0 if race is None else race.candidate]
             self.learner = self._make_learner()
 
     @property
     def is_alone(self) -> bool:
-        """Whether no message travels in rounds: then this client selects its model and records its losses."""
+        """Whether rounds send no message. Then this client selects its model and records its losses itself."""
         return not self.config.model.aggregation_layers
 
-    def note_divergence(self) -> bool:
-        """Note that the training diverged; return whether the run continues, because a race decides.
+    def mark_divergence(self) -> bool:
+        """Mark the training as diverged; return whether the run continues, which is the case in a race.
 
-        A candidate that diverges loses the race. Until the next evaluation says so to all roles, this client sends
-        harmless values, so that the others need not wait for it.
+        A candidate that diverges loses the race. All roles learn this in the next evaluation. Until then this client
+        sends finite placeholder values, so that the others need not wait for it.
         """
         self.progress.diverged = self.progress.is_racing
         return self.progress.diverged
 
     def release_tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NodeSet) -> Sent:
-        """Release a tensor. In a race, one that no other role can use is replaced, and the candidate has diverged."""
+        """Release a tensor. In a race, replace values that are too large or not finite, and mark the divergence."""
         if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
-            self.note_divergence()
+            self.mark_divergence()
             value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
         return self.release.tensor(kind, value, key, nodes)
 
-    def place_among(self, present: Sequence[str]) -> None:
-        """Predict with these parties only. From now on they are the clients, in this order."""
+    def restrict_clients(self, present: Sequence[str]) -> None:
+        """Restrict the clients of a prediction to these parties, in this order."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
         self.learner.aggregation = self.learner.aggregation.among(len(present))
 
@@ -269,7 +269,7 @@ class Client:
         if self.stages is not None:
             self._enter_lower()
         self._interrupted = state if self.progress.lower else None
-        if self._interrupted is None:  # else the aggregate, which the upper layers read, is exchanged first
+        if self._interrupted is None:  # otherwise the aggregate, which the upper layers read, must be exchanged first
             self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.references = dict(state.references)

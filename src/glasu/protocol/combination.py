@@ -3,7 +3,7 @@
 The selected models are tested together, once. The server averages the class probabilities of all parties. If the method
 smooths, the parties then propagate the averages over their edges. If all parties have labels, each party with edges
 chooses its alpha on the validation nodes. If one party has the labels, this owner receives the averages for every alpha
-at the validation nodes and chooses one alpha for all parties; the server passes it on.
+at the validation nodes and chooses one alpha for all parties; the server forwards it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
     nodes = yield from _client_nodes(client, key)
     rows, everything = np.concatenate(list(nodes.values())), np.arange(client.data.num_nodes)
-    prediction = client.identity.key(Phase.PREDICTION, client.identity.round_of(key))  # uses every edge
+    prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # uses every edge
     own = yield from client_scores(client, prediction, everything if client.method.smooths else rows)
     if client.method.smooths:
         mean = yield from client_average_all(client, key, own)
@@ -108,7 +108,7 @@ def _read_choice(message: Chosen) -> float:
 def _client_metrics(
     client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows, num_validation: int
 ) -> Script[dict[str, float]]:
-    """Send the metrics of the combined prediction, and the first metric of this party's own; none without labels.
+    """Send the metrics of the combined prediction, and this party's own first metric; nothing without labels.
 
     With masks nothing is sent: this party reports the metrics itself.
     """
@@ -160,7 +160,7 @@ def server_combination(server: Server) -> Script[None]:
 
 
 def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]:
-    """Average the results of every alpha for the label owner, and pass its choice on to all clients."""
+    """Average the results of every alpha for the label owner, and forward its choice to all clients."""
     for place in range(1, len(PROPAGATING) + 1):
         yield from server_average_propagated(server, key, num_validation, place=place)
     key = key.at(CHOICE_LAYER)

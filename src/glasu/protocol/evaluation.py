@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-METRICS_LAYER = -2  # stands for the layer in the keys of metrics and verdicts
-COLLAPSED, SOUND = 1.0, 0.0  # after the metrics of the test: whether the selected model predicts one class
+METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
+COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model predicts one class
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -47,7 +47,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     With `ensemble`, the candidate is not the joint model but the mean of the scores that the clients compute alone.
     """
     progress, task = client.progress, client.learner.task
-    evaluation = client_evaluation(client, _key_round(client, ensemble), "validation", ensemble=ensemble)
+    evaluation = client_evaluation(client, _find_key_round(client, ensemble), "validation", ensemble=ensemble)
     metrics, verdict = yield Timed(evaluation, "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
@@ -66,14 +66,14 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         progress.best_is_collapsed = progress.is_collapsed
 
 
-def _key_round(role: Client | Server, ensemble: bool) -> int:
+def _find_key_round(role: Client | Server, ensemble: bool) -> int:
     """Return the `round` in the keys of an evaluation on validation nodes. Values up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 
 def _client_decision(client: Client, metrics: dict[str, float], *, improved: bool, ensemble: bool) -> Script[bool]:
     """Tell the server whether training stops; return whether the model is the best so far."""
-    progress, round_index = client.progress, _key_round(client, ensemble)
+    progress, round_index = client.progress, _find_key_round(client, ensemble)
     key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     best = ensemble if improved else progress.ensemble
     improved, progress.stopped = yield from client_decision(
@@ -107,7 +107,7 @@ def client_subsets(client: Client) -> Script[None]:
     examples = client.data.evaluation_examples("validation")
     nodes = client.data.nodes_of(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
-        key = _subset_key(client, index)
+        key = _make_subset_key(client, index)
         if client.identity.owner >= 0:
             (agreed,) = yield from agree(client, key, [nodes])
             nodes = nodes if client.has_labels else agreed
@@ -123,7 +123,7 @@ def client_subsets(client: Client) -> Script[None]:
 def server_subsets(server: Server) -> Script[None]:
     """Server column of `client_subsets`."""
     for index, present in enumerate(list_subsets(server.config, server.identity)):
-        key, num_nodes = _subset_key(server, index), server.sizes.num_validation
+        key, num_nodes = _make_subset_key(server, index), server.sizes.num_validation
         if server.identity.owner >= 0:
             _, (nodes,) = yield from unite(server, key, 1)
             num_nodes = len(nodes)
@@ -132,7 +132,7 @@ def server_subsets(server: Server) -> Script[None]:
         yield SubsetScored(tuple(server.roster[each] for each in present), metrics)
 
 
-def _subset_key(role: Client | Server, index: int) -> Key:
+def _make_subset_key(role: Client | Server, index: int) -> Key:
     """Return the key of the inference with a subset. Its phase is PREDICTION, so it uses every edge."""
     return role.identity.key(Phase.PREDICTION, role.config.train.num_rounds + 2 + index)
 
@@ -172,7 +172,7 @@ def client_evaluation(
     """Client column: score the model on a split; the server decides whether it is the best so far.
 
     Returns:
-        The metrics (empty at a client without labels), and the verdict (None where the clients decide).
+        The metrics (empty at a client without labels), and the verdict (None if the clients decide).
     """
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
@@ -205,12 +205,12 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
     """Return the metrics of predictions in the unit of the labels.
 
-    Predictions that are not finite have none. They end the training, or the race of this candidate.
+    Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
     """
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
-        if client.note_divergence():
+        if client.mark_divergence():
             return {}
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
@@ -222,7 +222,7 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
 
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Server column: evaluate on validation nodes, and broadcast whether the model is the best so far."""
-    progress, task, round_index = server.progress, server.task, _key_round(server, ensemble)
+    progress, task, round_index = server.progress, server.task, _find_key_round(server, ensemble)
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
     if keeps_scores(server.config):
@@ -259,10 +259,10 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate; return the metrics, none if the parties keep them. The caller broadcasts a verdict.
+    """Server column: aggregate, and return the metrics, if the parties send them. The caller broadcasts a verdict.
 
-    In a race, a client may say that the candidate diverged; then there are no metrics. With the metrics of the test,
-    a client with labels says whether the selected model predicts one class.
+    In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
+    a client with labels reports whether the selected model predicts one class.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:

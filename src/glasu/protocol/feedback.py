@@ -1,4 +1,4 @@
-"""Choose which representations are sent as changes (`wire.feedback`): rows that the same phase released before.
+"""Choose which representations are sent as changes (`wire.feedback`): rows that were released before in the same phase.
 
 All roles derive the choice from the settings and the key of an exchange.
 """
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
 
 
-def representation_messages(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
+def find_message_kinds(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
     """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
 
-    Every training round has the same rows, and so has every evaluation on validation nodes. The test and a prediction
-    have other rows.
+    All training rounds have the same rows, and so have all evaluations on validation nodes. The rows of the test and of
+    a prediction are different.
     """
     train = config.train
     first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)

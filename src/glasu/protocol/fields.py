@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig, list_candidates
 from glasu.errors import ProtocolError
-from glasu.model.aggregation import aggregation_of
-from glasu.model.task import task_of
+from glasu.model.aggregation import make_aggregation
+from glasu.model.task import make_task
 from glasu.wire import ids
-from glasu.wire.encodings import Array, Encoding, Kind, encodings_of
+from glasu.wire.encodings import Array, Encoding, Kind, make_encodings
 from glasu.wire.message_key import KEY_BYTES, Phase
 
 HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
@@ -46,13 +46,13 @@ class Shapes:
         hidden = config.model.hidden
         return cls(
             num_nodes=num_nodes,
-            num_scores=task_of(config.train).num_scores(num_classes),
+            num_scores=make_task(config.train).num_scores(num_classes),
             hidden=hidden,
-            joint_width=hidden * aggregation_of(config.model, num_clients).widening,
+            joint_width=hidden * make_aggregation(config.model, num_clients).widening,
             num_local_steps=max(each.train.num_local_steps for each in list_candidates(config)),
             prefetch=config.train.prefetch,
             chunk_rows=config.wire.chunk_rows,
-            encodings=encodings_of(config),
+            encodings=make_encodings(config),
             num_clients=num_clients,
         )
 
@@ -72,14 +72,14 @@ class NumbersField:
         return [value]
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
-        return _vector(self.tag, *arrays)
+        return _check_vector(self.tag, *arrays)
 
     def measure(self, value: Array) -> tuple[int, int]:
         """Return the number of sections and of bytes in them."""
         return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
-        """Return the greatest number of sections and of bytes in them."""
+        """Return the maximum number of sections and of bytes in them."""
         return 1, 8 * self.count(shapes)
 
 
@@ -104,7 +104,7 @@ class TensorField:
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         (array,) = arrays
         if array.ndim != 2:
-            raise ProtocolError("tensor section of 0 columns: expected some; tensors have columns.")
+            raise ProtocolError("tensor section of 0 columns: expected one or more.")
         return array
 
     def measure(self, value: Array) -> tuple[int, int]:
@@ -129,10 +129,10 @@ class NodeSetsField:
         return [ids.encode(nodes) for nodes in value]
 
     def from_sections(self, arrays: Sequence[Array]) -> tuple[NDArray[np.int32], ...]:
-        return tuple(ids.decode(_vector(self.tag, array)) for array in arrays)
+        return tuple(ids.decode(_check_vector(self.tag, array)) for array in arrays)
 
     def measure(self, value: Sequence[Array]) -> tuple[int, int]:
-        return len(value), sum(map(ids.encoded_size, value))
+        return len(value), sum(map(ids.measure_encoded, value))
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         # A set of ids below N has at most N bytes, because a gap g is encoded in at most g + 1 bytes.
@@ -151,7 +151,7 @@ class FlagField:
         return [np.array([value], np.uint8)]
 
     def from_sections(self, arrays: Sequence[Array]) -> bool:
-        flags = _vector(self.tag, *arrays)
+        flags = _check_vector(self.tag, *arrays)
         if len(flags) != 1 or flags[0] > 1:
             raise ProtocolError(f"expected one {self.tag} flag, 0 or 1, got {flags[:4].tolist()}.")
         return bool(flags[0])
@@ -194,7 +194,7 @@ class RowsField:
 
 @dataclass(frozen=True)
 class BytesField:
-    """Bytes that the server does not read: keys, signatures, and what one client encrypts for the others."""
+    """Bytes that the server does not read: keys, signatures, and data that one client encrypts for the others."""
 
     tag: str
     count: CountOf
@@ -204,7 +204,7 @@ class BytesField:
         return [value]
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
-        return _vector(self.tag, *arrays)
+        return _check_vector(self.tag, *arrays)
 
     def measure(self, value: Array) -> tuple[int, int]:
         return 1, value.nbytes
@@ -216,7 +216,7 @@ class BytesField:
 Content = TensorField | NodeSetsField | NumbersField | FlagField | RowsField | BytesField
 
 
-def _vector(tag: str, array: Array) -> Array:
+def _check_vector(tag: str, array: Array) -> Array:
     if array.ndim != 1:
         raise ProtocolError(f"{tag} section of {array.shape[1]} columns: expected none; only tensors have columns.")
     return array

@@ -1,7 +1,7 @@
 """The test of a run whose losses and metrics stay at the parties: client and server columns.
 
-Such a run has one release (`once.py`), or rounds with noise. With noise nothing is evaluated before: every evaluation
-would be one more release. So the model after the last round is the selected one.
+Such a run has one release (`once.py`), or rounds with noise. With noise there is no evaluation before the test, because
+every evaluation would be one more release. So the model after the last round is selected.
 
 Every party receives the mean of the class probabilities and has the labels, so it measures the prediction itself.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
-def client_final(client: Client) -> Script[dict[str, float]]:
-    """Client column: predict validation and test nodes, and measure the prediction here. Return the test metrics."""
+def client_final_test(client: Client) -> Script[dict[str, float]]:
+    """Client column: predict validation and test nodes, and measure the predictions; return the test metrics."""
     parts = [client.data.nodes_of(client.data.evaluation_examples(split)) for split in ("validation", "test")]
     rows, count = np.concatenate(parts), len(parts[0])
     if client.stages is not None:
         client.learner.model.load_state_dict(client.progress.best_weights)
-        key = _final_key(client, client.stages.whole)
+        key = _make_final_key(client, client.stages.whole)
         own, joint = yield from client_once_scores(client, key.at(client.stages.whole.model.num_layers), rows)
     else:
         client.progress.best_weights = client.learner.weights()
-        key = _final_key(client, client.config)
+        key = _make_final_key(client, client.config)
         scores = yield from client_scores(client, key, rows)
         assert scores is not None  # all clients have labels
         own = scores
@@ -48,23 +48,23 @@ def client_final(client: Client) -> Script[dict[str, float]]:
     return metrics
 
 
-def server_final(server: Server) -> Script[None]:
-    """Server column of `client_final`."""
-    key, num_rows = _final_key(server, server.config), server.sizes.num_validation + server.sizes.num_test
+def server_final_test(server: Server) -> Script[None]:
+    """Server column of `client_final_test`."""
+    key, num_rows = _make_final_key(server, server.config), server.sizes.num_validation + server.sizes.num_test
     if server.config.train.release == "once":
         yield from server_once_scores(server, key.at(server.config.model.num_layers), num_rows)
     else:
         yield from server_prediction(server, key, num_rows)
 
 
-def _final_key(role: Client | Server, config: RunConfig) -> Key:
-    """Return phase and round of the final prediction."""
+def _make_final_key(role: Client | Server, config: RunConfig) -> Key:
+    """Return the key of the final prediction."""
     round_index = config.train.num_rounds + 1
     return role.identity.key(Phase.EVALUATION, round_index)._replace(round=round_index)
 
 
 def _report_scores(client: Client, split: str, own: ScoreRows, joint: ScoreRows) -> Script[dict[str, float]]:
-    """Measure the joint prediction of a split, and the party's own one; return the joint metrics."""
+    """Measure the joint prediction of a split, and the party's own prediction; return the joint metrics."""
     examples, selected_by = client.data.evaluation_examples(split), client.learner.task.selected_by
     alone = next(iter(measure(client, own, examples).values()))
     metrics, place = measure(client, joint, examples), client.progress.position

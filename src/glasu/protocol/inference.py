@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.feedback import representation_messages
+from glasu.protocol.feedback import find_message_kinds
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.encodings import Array
@@ -38,7 +38,7 @@ def client_inference(
         step: the client's layers, at step 0.
         key: phase and round.
         nodes: S_m[0..L].
-        upcoming: the sample of the next round, if it is known; it is gathered while answers travel.
+        upcoming: the sample of the next round, if it is known; it is gathered while this client waits for answers.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
@@ -102,7 +102,7 @@ def exchange_partial(
     client: Client, key: Key, partial: Tensor, nodes: NodeSet, upcoming: Sample | None = None
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l] at the nodes; return H[l+1], and H_m^+[l] as it was sent."""
-    kinds = representation_messages(client.config, key)
+    kinds = find_message_kinds(client.config, key)
     sent = client.release_tensor(kinds[0].content().kind, partial, key, nodes)
     shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
     joint = yield from exchange_rows(client, key, kinds, sent, shape, upcoming=upcoming)
@@ -123,8 +123,8 @@ def server_inference(
     Returns:
         |S[l+1]| for every aggregation layer l.
     """
-    kind, joint = representation_messages(server.config, key)
-    encoding, aggregation = server.shapes.encodings[kind.content().kind], server.aggregation_among(present)
+    kind, joint = find_message_kinds(server.config, key)
+    encoding, aggregation = server.shapes.encodings[kind.content().kind], server.make_aggregation(present)
 
     def respond(partials: list[Array], answer: Key, first_row: int) -> Broadcast:
         return Broadcast(joint(answer, aggregation.combine_partials(encoding, partials, answer, first_row)))

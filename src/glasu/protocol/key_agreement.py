@@ -1,11 +1,11 @@
 """Agreement on the keys that hide sums, at the beginning of every attempt; client and server columns.
 
-First exchange: every client sends a fresh public key of X25519, signed together with run, attempt, roster, digest of
-the settings and its name. The server passes all of them on, and every client checks the signatures of the others.
-Second exchange: the first client draws the group key and encrypts it for each of the others, with the run key beside
-it. The group key is new in every attempt. The run key derives from the first client's secret, so it is the same after a
-resume: what must be equal at all clients in a whole run, and unknown to the server, derives from it. With ckks, the
-first client also makes the secret key of the attempt and encrypts it under the group key.
+First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
+roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
+the others. Second exchange: the first client draws the group key and encrypts it and the run key for each of the
+others. The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same
+after a resume. Values that must be equal at all clients in a whole run, and unknown to the server, are derived from it.
+With ckks, the first client also makes the secret key of the attempt and encrypts it under the group key.
 
 In one process there are no certificates, and keys are not signed.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-OFFER_LAYER, GROUP_LAYER = 2, 3  # stand for the layer in keys; a race has 0 and 1
+OFFER_LAYER, GROUP_LAYER = 2, 3  # used as `layer` in keys; a race uses 0 and 1
 KEY_LEADER = 0  # the client that draws the group key
 
 
@@ -57,7 +57,7 @@ def needs_keys(config: RunConfig) -> bool:
 
 
 def derive_run_key(private_seed: int | Secret) -> Secret:
-    """Return the run key that the first client states."""
+    """Return the run key that the first client sends."""
     seed = private_seed if isinstance(private_seed, Secret) else Secret(private_seed.to_bytes(KEY_SIZE, "little"))
     return seed.derive("run key")
 
@@ -66,7 +66,7 @@ def client_key_agreement(client: Client) -> Script[None]:
     """Client column: agree on keys, and hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
         return
-    # Round 0 also after a resume in the upper stage of `once.py`, where the rounds of this client have another base.
+    # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
     key, transcript = client.identity.key(Phase.CONTROL, 0)._replace(round=0), Transcript()
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
@@ -106,7 +106,7 @@ def _use_secret(client: Client, key: Key, secret: bytes) -> CkksCipher:
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
-    """Return what a client signs."""
+    """Return the content that a client signs."""
     identity = client.identity
     facts = [b"glasu key offer", identity.run, identity.attempt.to_bytes(4, "little")]
     facts += [join_parts(each.encode() for each in identity.names), bytes.fromhex(client.requested.digest())]
@@ -132,14 +132,14 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
             raise ProtocolError(f"{where} has {len(public)} bytes, expected {KEY_SIZE}. Nothing was sent with it.")
         if name == client.name:
             if public != own:
-                raise ProtocolError(f"{where} is not the one that it sent; the server changed it.")
+                raise ProtocolError(f"{where} differs from the key that it sent; the server changed it.")
         elif client.signer is not None:
             content = _describe_offer(client, name, public)
             if fault := client.signer.find_error(name, certificate, signature, content):
                 raise ProtocolError(f"{where} {fault}. Nothing was sent with it; check the server and that party.")
         found.append(public)
     if len({*found}) < len(found):
-        raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have one key; check the server.")
+        raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have the same key; check the server.")
     return found
 
 
@@ -155,7 +155,7 @@ def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequen
             found[peer] = derive_pair_key(private, public, join_parts(facts))
         except ValueError:
             raise ProtocolError(
-                f"party {client.name!r}: the key of party {names[peer]!r} is no valid key of X25519; check the server."
+                f"party {client.name!r}: the key of party {names[peer]!r} is not a valid X25519 key; check the server."
             ) from None
     return found
 
@@ -197,14 +197,14 @@ def _agree_on_group_key(
                 secret = AESGCM(expand_key(group_key, b"ckks")).decrypt(ONE_USE, parts[-1], key.run)
         except (InvalidTag, ValueError):
             raise ProtocolError(
-                f"party {client.name!r}, {answer.key}: the group key was changed on its way; check the server."
+                f"party {client.name!r}, {answer.key}: the group key was modified in transit; check the server."
             ) from None
     client.adopt_run_key(run_key)
     return group_key, secret
 
 
 def server_key_agreement(server: Server) -> Script[None]:
-    """Server column: pass the offers on to all clients, then the group key."""
+    """Server column: forward the offers to all clients, then the group key."""
     if not needs_keys(server.requested):
         return
     key = server.identity.key(Phase.CONTROL, 0)._replace(round=0)
@@ -215,7 +215,7 @@ def server_key_agreement(server: Server) -> Script[None]:
 
 
 def server_forward(server: Server, key: Key, sender: int) -> Script[None]:
-    """Server column: pass the encrypted message of one client on to all. The others wait for it."""
+    """Server column: forward the encrypted message of one client to all clients. The others wait for it."""
     messages: Sequence[Message] = yield Receive((Sealed, Waiting), key)
     for client, message in enumerate(messages):
         if isinstance(message, Sealed) != (client == sender):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glasu.protocol.backward import owner_gradient, share_gradient
+from glasu.protocol.backward import compute_owner_gradient, share_gradient
 from glasu.protocol.chunks import answer_rows
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
@@ -31,7 +31,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
         The owner's loss (none at the other clients), and G.
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
-    losses, own = owner_gradient(client, batch, joint)
+    losses, own = compute_owner_gradient(client, batch, joint)
     if client.hiding is not None:
         gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
@@ -40,7 +40,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column: pass the owner's gradient on, unchanged; with hidden sums, it is encrypted for the clients."""
+    """Server column: forward the owner's gradient unchanged; with hidden sums, it is encrypted for the clients."""
     if server.shapes.encodings["gradient"].is_hidden:
         yield from server_sealed_gradient(server, key.at(server.config.model.num_layers), num_rows)
         return

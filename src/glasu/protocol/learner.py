@@ -12,20 +12,20 @@ from torch import Tensor
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation, fit_preparation, measure_prepared
-from glasu.model.aggregation import aggregation_of
+from glasu.model.aggregation import make_aggregation
 from glasu.model.blocks import NodeSet
-from glasu.model.dropout import Dropout, no_dropout
+from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.exact import ExactInference, FeatureRows
 from glasu.model.layers import Convolution, Hidden
-from glasu.model.optimizer import Optimizer, schedule_factor
-from glasu.model.sampler import Sample, sampler_class
+from glasu.model.optimizer import Optimizer, find_schedule_factor
+from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
-from glasu.model.split import ClientModel, input_scale
+from glasu.model.split import ClientModel, find_input_scale
 from glasu.model.step import Inputs, Step, Steps
-from glasu.model.task import task_of
+from glasu.model.task import make_task
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.secret import Secret
-from glasu.wire.encodings import compute_dtype
+from glasu.wire.encodings import find_compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
 
@@ -57,12 +57,12 @@ class NodeData:
         self.train, self.party, self.has_labels = config.train, party, has_labels
         self.num_nodes = party.num_nodes
         self.preparation = prepare_features(config, party) if preparation is None else preparation
-        self.dtype = getattr(torch, compute_dtype(config).name)
-        self.task = task_of(config.train)
+        self.dtype = getattr(torch, find_compute_dtype(config).name)
+        self.task = make_task(config.train)
         if has_labels and party.labels is not None:
             self.task.fit(party.labels[self.training_examples()], party.classes, config.train)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
-        self._keeps_rows = sampler_class(config.train).reads_whole_graph  # all rows are read in every round
+        self._keeps_rows = find_sampler(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None
 
     def features(self, nodes: NodeSet) -> Hidden:
@@ -114,18 +114,18 @@ class NodeData:
 def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
     """Return the preparation of a party's features: fitted to its columns, or only the input scale."""
     if config.data.features == "none":
-        return Preparation(party.num_features, input_scale(config.model, party.mean_length()))
+        return Preparation(party.num_features, find_input_scale(config.model, party.mean_length()))
     fitted = fit_preparation(party.features)
-    return replace(fitted, input_scale=input_scale(config.model, measure_prepared(party.features, fitted)))
+    return replace(fitted, input_scale=find_input_scale(config.model, measure_prepared(party.features, fitted)))
 
 
-def classifier_stream(seed: int | Secret, layer: int) -> Stream:
+def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
-        seed: the public seed where several clients have labels; the server can compute the classifier then. With masks
-            and a warm start, the run key, which the server lacks. If one client has the labels, its private seed:
-            otherwise the labels would follow from its first gradient.
+        seed: the public seed if several clients have labels; the server can then compute the classifier. With masks and
+            a warm start, the run key, which the server does not have. If one client has the labels, its private seed:
+            otherwise its first gradient would reveal the labels.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -156,18 +156,18 @@ class Learner:
             num_outputs: the width of the classifier, or None for a client without labels.
             convolution: builds the layers of backbone "custom".
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
-            classifier_seed: decides the common classifier, where all clients know it and the server does not.
+            classifier_seed: decides the common classifier, if all clients know it and the server does not.
         """
         self.config, self.data, self.index = config, data, index
         self.private_seed = config.train.seed if private_seed is None else private_seed
         self._common_seed = config.train.seed if classifier_seed is None else classifier_seed
-        self.aggregation = aggregation_of(config.model, num_clients, index)
+        self.aggregation = make_aggregation(config.model, num_clients, index)
         self.model = ClientModel(
             config.model,
             num_clients=num_clients,
             num_features=data.preparation.width,
             num_outputs=num_outputs,
-            stream=self._initial_stream,
+            stream=self._make_initial_stream,
             convolution=convolution,
         ).to(data.dtype)
         self.task = data.task
@@ -175,15 +175,15 @@ class Learner:
             self.model.register_buffer("label_scale", self.task.scale)
         self.optimizer = Optimizer(config, self.model)
         self.steps = Steps(self.model, self.optimizer)
-        self.sampler = sampler_class(config.train)(config, data.party.graph, index)
+        self.sampler = find_sampler(config.train)(config, data.party.graph, index)
         self.sampler.private_seed = self.private_seed
         self.fixed: Mapping[str, Tensor] = {}  # weights that no step changes
         self._gathered: tuple[Sample, Batch] | None = None
 
-    def _initial_stream(self, purpose: str, layer: int) -> Stream:
+    def _make_initial_stream(self, purpose: str, layer: int) -> Stream:
         if purpose == "classifier":
             labels = self.config.train.labels
-            return classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
+            return make_classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
         return Stream(self.private_seed, purpose, layer=layer, client=self.index)
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
@@ -192,7 +192,7 @@ class Learner:
         JointInference uses the masks of step 0, so that step 0 can reuse its forward pass.
         """
         if step is None:
-            return no_dropout()
+            return make_no_dropout()
         seed, client = self.private_seed, self.index
         return Dropout(
             self.config.model.dropout,
@@ -240,11 +240,11 @@ class Learner:
     @torch.no_grad()
     def scores(self, joint: Tensor) -> Tensor:
         """Return the scores of this client's classifier, for example class probabilities."""
-        return self.task.scores(self.model.classify(joint, no_dropout()))
+        return self.task.scores(self.model.classify(joint, make_no_dropout()))
 
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule, which is a function of the round alone."""
-        self.optimizer.learning_rate = self.config.train.learning_rate * schedule_factor(self.config, round_index)
+        self.optimizer.learning_rate = self.config.train.learning_rate * find_schedule_factor(self.config, round_index)
 
     def classifier_weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights that turn H_m[L] into logits: the head and the norm before it."""

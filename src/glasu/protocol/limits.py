@@ -13,10 +13,10 @@ from glasu.wire.message_key import Phase
 
 @dataclass(frozen=True)
 class Limits(Shapes):
-    """The greatest size of every kind of message in one run."""
+    """The maximum size of every kind of message in one run."""
 
     def of(self, kind: type[Message], phase: Phase) -> tuple[int, int]:
-        """Return the greatest number of sections and of bytes of a message."""
+        """Return the maximum number of sections and of bytes of a message."""
         found = [content.limit(self, phase) for content in kind.contents().values()]
         sections = sum(count for count, _ in found)
         return sections, HEADER.size + SECTION.size * sections + sum(size for _, size in found)
@@ -33,10 +33,10 @@ class Limits(Shapes):
 
     @property
     def last_chunk(self) -> int:
-        """The greatest index of a chunk."""
+        """The maximum index of a chunk."""
         return self.num_nodes // self.chunk_rows
 
     @property
     def largest(self) -> int:
-        """The greatest size of any message."""
+        """The maximum size of any message."""
         return max(self.of(kind, Phase.SAMPLING)[1] for kind in MESSAGES)

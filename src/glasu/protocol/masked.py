@@ -1,6 +1,6 @@
-"""What runs with hidden sums do differently: hashed answers, an encrypted gradient, and verdicts that parties reach.
+"""The exchanges that differ in runs with hidden sums: an encrypted gradient, and verdicts of the parties.
 
-Client and server columns. The server passes encrypted messages on and learns two facts of an evaluation: whether the
+Client and server columns. The server forwards encrypted messages and learns two facts from an evaluation: whether the
 training stops, and whether the warm ensemble is the best model so far.
 """
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 def share_sealed_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, columns: int
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Client column: the label owner encrypts its gradient for the others; return what all of them decode.
+    """Client column: the label owner encrypts its gradient for the others; return the gradient that all clients decode.
 
     Args:
         client: the client.
-        key: of the exchange.
-        gradient: of the owner; None at the others.
-        nodes: of the rows.
-        columns: of the gradient.
+        key: the key of the exchange.
+        gradient: the owner's gradient; None at the other clients.
+        nodes: the nodes of the rows.
+        columns: the number of columns of the gradient.
 
     Returns:
         The gradient, and at the owner the gradient as it was sent.
@@ -92,17 +92,17 @@ def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[No
 def client_decision(
     client: Client, key: Key, metrics: Mapping[str, float], *, improved: bool, stop: bool, ensemble: bool
 ) -> Script[tuple[bool, bool]]:
-    """Client column: tell the server whether training stops; return whether the model is the best so far, and the stop.
+    """Client column: send the server the decision; return whether the model is the best so far, and whether to stop.
 
     Clients with labels have judged the metrics themselves. With labels at one party, the others learn the verdict from
     its owner.
 
     Args:
         client: the client.
-        key: of the exchange.
-        metrics: of this evaluation; empty at a client without labels.
-        improved: the own verdict; of no importance at a client without labels.
-        stop: likewise.
+        key: the key of the exchange.
+        metrics: the metrics of this evaluation; empty at a client without labels.
+        improved: this client's verdict; ignored at a client without labels.
+        stop: whether training stops, by this client's verdict; ignored at a client without labels.
         ensemble: whether the best model is now the warm ensemble.
     """
     hiding, owner, proof = client.require_hiding(), client.identity.owner, b""
@@ -133,13 +133,13 @@ def client_decision(
 
 
 def server_decision(server: Server, key: Key) -> Script[Decision]:
-    """Server column: return the decision of the parties, which must be one. The caller broadcasts it."""
+    """Server column: return the decision of the parties, which must be equal. The caller broadcasts it."""
     everyone = server.identity.owner < 0
     messages: Sequence[Decision | Waiting] = yield Receive((Decision,) if everyone else (Decision, Waiting), key)
     found: list[Decision] = []
     for client, message in enumerate(messages):
         if isinstance(message, Decision) != server.identity.has_labels(client):
-            server.refuse(message, "expected a decision from the parties with labels alone.")
+            server.refuse(message, "expected a decision only from parties with labels.")
         if isinstance(message, Decision):
             found.append(message)
     first = found[0]
@@ -154,7 +154,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
 
 
 def server_announce(server: Server, key: Key) -> Script[Decision]:
-    """Server column: take the parties' decision and broadcast it."""
+    """Server column: receive the parties' decision and broadcast it."""
     decision = yield from server_decision(server, key)
     yield Broadcast(decision)
     return decision

@@ -25,7 +25,7 @@ DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
 Buffer = bytes | bytearray | memoryview
 
 
-def format_number(kinds: Sequence[type[Message]] = MESSAGES) -> int:
+def compute_format_number(kinds: Sequence[type[Message]] = MESSAGES) -> int:
     """Return a 31-bit number that changes if any message changes. Roles compare it in the handshake."""
     listed = [
         (kind.__name__, [(name, type(item).__name__, item.tag, item.dtypes) for name, item in kind.contents().items()])
@@ -65,7 +65,7 @@ def encode(message: Message) -> bytes:
 
 
 def read_header(data: Buffer, size: int) -> Head:
-    """Read the header of a message of `size` bytes, of which `data` holds at least the beginning."""
+    """Read the header of a message of `size` bytes; `data` holds at least its beginning."""
     present = min(size, len(data))
     if present < HEADER.size:
         raise ProtocolError(f"message of {present} bytes: a header alone has {HEADER.size}.")
@@ -108,12 +108,12 @@ def decode(data: Buffer, head: Head | None = None) -> Message:
         view = allocate(len(data))
         view[:] = data
     try:
-        return _message(head, list(_arrays(view, head.sections)))
+        return _build_message(head, list(_read_sections(view, head.sections)))
     except ProtocolError as error:
         raise ProtocolError(f"{head}: {error}") from None
 
 
-def _arrays(data: memoryview, count: int) -> Iterator[tuple[int, NDArray[Any]]]:
+def _read_sections(data: memoryview, count: int) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the tag and the array of every section."""
     position = HEADER.size
     for index in range(count):
@@ -139,7 +139,7 @@ def _arrays(data: memoryview, count: int) -> Iterator[tuple[int, NDArray[Any]]]:
         raise ProtocolError(f"message carries {len(data) - position} bytes after its last section; expected none.")
 
 
-def _message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Message:
+def _build_message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Message:
     """Build a message from its sections, in the order of its fields."""
     contents = head.kind.contents()
     variable = any(isinstance(content, NodeSetsField) for content in contents.values())

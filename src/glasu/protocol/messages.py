@@ -1,4 +1,4 @@
-"""Every message on the wire. The encoding of a message and its greatest size follow from its fields.
+"""Every message on the wire. The encoding of a message and its maximum size follow from its fields.
 
 To add a message, write its class, add it to MESSAGES, and send it from a script.
 """
@@ -31,8 +31,8 @@ from glasu.wire.encodings import Array, Ciphertexts
 from glasu.wire.message_key import Key
 
 
-def max_metrics(shapes: Shapes) -> int:
-    """Return the greatest number of metrics in one message."""
+def limit_metrics(shapes: Shapes) -> int:
+    """Return the maximum number of metrics in one message."""
     return 16
 
 
@@ -40,23 +40,23 @@ OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
 PROOF_BYTES = 64
 
 
-def max_offer(shapes: Shapes) -> int:
-    """Return the greatest size of one client's offer."""
+def limit_offer(shapes: Shapes) -> int:
+    """Return the maximum size of one client's offer."""
     return OFFER_BYTES
 
 
-def max_offers(shapes: Shapes) -> int:
-    """Return the greatest size of all offers and their lengths."""
+def limit_offers(shapes: Shapes) -> int:
+    """Return the maximum size of all offers and their lengths."""
     return (4 + OFFER_BYTES) * shapes.num_clients
 
 
-def max_proof(shapes: Shapes) -> int:
-    """Return the greatest size of a proof."""
+def limit_proof(shapes: Shapes) -> int:
+    """Return the maximum size of a proof."""
     return PROOF_BYTES
 
 
-def max_sealed(shapes: Shapes) -> int:
-    """Return the greatest number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
+def limit_sealed(shapes: Shapes) -> int:
+    """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
     encoding = shapes.encodings["representation"]
@@ -182,10 +182,10 @@ class Losses(Message):
 class Metrics(Message):
     """Client: the metrics of the model on a split; empty from a client without labels.
 
-    In a race, DIVERGED stands for all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
+    In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
     """
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", max_metrics)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", limit_metrics)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,34 +254,34 @@ class CommonRows(Message):
 class KeyOffer(Message):
     """Client: its public key for one attempt with hidden sums, with its signature and its certificate."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offer)]
+    content: Annotated[NDArray[np.uint8], BytesField("keys", limit_offer)]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyOffers(Message):
     """Server: the offers of all clients, in client order."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("keys", max_offers)]
+    content: Annotated[NDArray[np.uint8], BytesField("keys", limit_offers)]
 
 
 @dataclass(frozen=True, eq=False)
 class Sealed(Message):
     """Client: bytes that it encrypted for the other clients. Server: the same to all clients."""
 
-    content: Annotated[NDArray[np.uint8], BytesField("sealed", max_sealed)]
+    content: Annotated[NDArray[np.uint8], BytesField("sealed", limit_sealed)]
 
 
 @dataclass(frozen=True, eq=False)
 class Decision(Message):
-    """Client with labels, if sums are hidden: what the server must know after an evaluation. Server: the same to all.
+    """Client with labels, if sums are hidden: the decision after an evaluation. Server: the same to all clients.
 
     The proof is equal at all clients that found the same metrics. With labels at one party, it is the verdict of that
     party, encrypted for the others.
     """
 
     stop: Annotated[bool, FlagField("decision")]  # training stops
-    ensemble: Annotated[bool, FlagField("decision")]  # the best model so far is the warm ensemble
-    proof: Annotated[NDArray[np.uint8], BytesField("decision", max_proof)]
+    ensemble: Annotated[bool, FlagField("decision")]  # whether the best model so far is the warm ensemble
+    proof: Annotated[NDArray[np.uint8], BytesField("decision", limit_proof)]
 
 
 MESSAGES: tuple[type[Message], ...] = (

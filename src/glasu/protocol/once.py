@@ -2,17 +2,17 @@
 
 Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (lower stage). It releases
 H_m^+[l] of its selected weights at all nodes, once, and receives H[l+1]. Then it trains the layers l+1..L-1 and a
-classifier on this fixed aggregate (upper stage). The columns [H_m^+[l], H_{-m}[l+1]] take the place of the features:
-as in every local update, the own part has neither noise nor rounding. In both stages the party selects its model on its
+classifier on this fixed aggregate (upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the features. As in every
+local update, the party's own columns have neither noise nor rounding. In both stages the party selects its model on its
 own validation nodes and sends nothing. The only other release is that of the final class probabilities, whose mean is
-the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics never travel.
+the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics are never sent.
 
-With a mean, all parties train the lower layers against the same fixed classifier, as in a warm start. Then their
-representations have a common meaning, and the mean keeps it.
+If the aggregation is a mean, all parties train the lower layers against the same fixed classifier, as in a warm start.
+Then their representations are comparable, and so is the mean.
 
-The aggregate is in no checkpoint. Every attempt exchanges it again: the same weights give the same rows, and the same
-rows have the same noise. With masks (and a mean) both exchanges are masked sums, under keys that the parties agree on
-before the first of them, in every attempt.
+Checkpoints do not contain the aggregate. Every attempt exchanges it again: the same weights give the same rows, and the
+same rows have the same noise. With masks, which need a mean, both exchanges are masked sums. The parties agree on the
+keys before the first exchange of every attempt.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the present stage
+Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last round of the current stage
 
 
-def client_lower(client: Client, train: Train) -> Script[None]:
-    """Train the lower stage, unless that is done."""
+def client_lower_stage(client: Client, train: Train) -> Script[None]:
+    """Train the lower stage, unless it is complete."""
     if not client.progress.lower:
         yield from train(client)
 
 
 def client_release(client: Client) -> Script[None]:
-    """Agree on the keys of masks, if there are any; then release the representations and read the aggregate."""
+    """Agree on keys if the run has masks; then release the representations and read the aggregate."""
     yield from client_key_agreement(client)
     yield from client_aggregate(client)
 
@@ -71,9 +71,9 @@ def client_aggregate(client: Client) -> Script[None]:
     client.return_to_lower()
     client.learner.model.eval()
     nodes = np.arange(client.data.num_nodes)
-    partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
-    key = _release_key(client, whole)
-    # With masks, every repeat of the release has the grid of the first one, and so the same bits.
+    partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
+    key = _make_release_key(client, whole)
+    # With masks, every repetition of the release uses the grid of the first release, so it sends the same bits.
     client.release.grids.ranges.clear()
     sent = client.release.tensor("representation", partial, key, nodes)
     shape = len(nodes), partial.shape[1] * client.learner.aggregation.widening
@@ -81,20 +81,20 @@ def client_aggregate(client: Client) -> Script[None]:
     client.enter_upper(partial, client.learner.aggregation.extract_others(joint, sent.value))
 
 
-def _pass_on(layer: int, partial: Tensor) -> Script[Tensor]:
-    """Return H_m[l+1] = H_m^+[l]: no layer of a stage aggregates."""
+def _keep_partial(layer: int, partial: Tensor) -> Script[Tensor]:
+    """Return H_m[l+1] = H_m^+[l], because no layer of a stage aggregates."""
     yield from ()
     return partial
 
 
 def server_aggregate(server: Server) -> Script[None]:
     """Server column of `client_aggregate`."""
-    key = _release_key(server, server.config)
+    key = _make_release_key(server, server.config)
     yield from server_inference(server, key, {server.aggregation_layers[0]: server.sizes.num_nodes})
 
 
-def _release_key(role: Client | Server, config: RunConfig) -> Key:
-    """Return the key of the release. It is the same in training and in predictions, and so is the noise."""
+def _make_release_key(role: Client | Server, config: RunConfig) -> Key:
+    """Return the key of the release. It is the same in training and prediction, so the noise is the same."""
     key = role.identity.key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
     return key._replace(round=0)
 
@@ -102,11 +102,11 @@ def _release_key(role: Client | Server, config: RunConfig) -> Key:
 def client_once_scores(
     client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
 ) -> Script[tuple[ScoreRows, ScoreRows]]:
-    """Return the scores of this client's upper layers, and the mean over all clients if that may be released."""
+    """Return the scores of this client's upper layers, and the mean over all clients if the settings release it."""
     assert client.stages is not None
     model = client.learner.model
     model.eval()
-    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _pass_on)
+    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
     own = np.asarray(client.learner.scores(hidden).numpy())
     model.train()
     if not client.stages.whole.privacy.release_probabilities:

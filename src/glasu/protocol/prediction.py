@@ -33,7 +33,7 @@ from glasu.protocol.inference import (
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.once import client_aggregate, client_once_scores, server_aggregate, server_once_scores
 from glasu.protocol.requests import Script
-from glasu.protocol.sampling import agree, client_sampling, known_rows, server_sampling, unite
+from glasu.protocol.sampling import agree, client_sampling, find_known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
 def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
-    rounds = [client.identity.round_of(key)]
+    rounds = [client.identity.find_round(key)]
     (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
     hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key, batch.nodes)
@@ -217,9 +217,9 @@ def _server_forward(server: Server, key: Key, num_nodes: int, present: Sequence[
         return
     num_rows: Mapping[int, int | None]
     if _is_sampled(server.config, key.phase):
-        round_index = server.identity.round_of(key)
+        round_index = server.identity.find_round(key)
         sizes = yield from server_sampling(server, [round_index], Phase.EVALUATION_SAMPLING)
-        num_rows = known_rows(server, round_index, sizes)
+        num_rows = find_known_rows(server, round_index, sizes)
     else:
         lower = server.aggregation_layers[:-1]
         num_rows = {**dict.fromkeys(lower, server.sizes.num_nodes), server.aggregation_layers[-1]: num_nodes}

@@ -35,14 +35,14 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
 def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[int, ...]:
     """Return the clients whose tensors the server adds in an exchange; all roles know them."""
     if key.phase in (Phase.TRAINING, Phase.BACKWARD):
-        return draw_present(config, identity.num_clients, identity.round_of(key))
+        return draw_present(config, identity.num_clients, identity.find_round(key))
     return tuple(range(identity.num_clients))
 
 
 def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
     """Refuse a prediction without some parties, unless the model was trained with party dropout.
 
-    Any rule about the least number of parties in a sum belongs here, too.
+    Any rule about the minimum number of parties in a sum also belongs here.
 
     Args:
         config: the settings of the training.
@@ -58,7 +58,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
         way = config.privacy.secure_aggregation
         raise ConfigError(
             f"party {missing} is missing: after training with {way} all parties predict together, because the "
-            "difference of two sums would show what one party contributes. Add it."
+            "difference of two sums would reveal one party's contribution. Add it."
         )
     if not present or not config.train.party_dropout:
         got = ", ".join(present) or "none"
@@ -73,8 +73,9 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]:
     """Return the subsets of clients that are scored after training: all clients but one, and every single client.
 
-    Without party dropout there are none, and with hidden sums neither: the difference between the sums of two subsets
-    would show what one client contributes. Without the label owner there is no prediction, so a subset contains it.
+    Without party dropout the list is empty. With hidden sums it is empty too, because the difference between the sums
+    of two subsets would reveal one client's contribution. Every subset contains the label owner, without which no
+    prediction is possible.
     """
     if config.train.party_dropout == 0 or identity.num_clients == 1 or config.privacy.hides_parts:
         return []

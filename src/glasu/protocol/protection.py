@@ -1,4 +1,4 @@
-"""The protection of each kind of tensor, as the settings say."""
+"""The protection of each kind of tensor, derived from the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_mechanisms(privacy: PrivacyConfig) -> Mapping[Kind, Mechanism]:
-    """Return clip and multiplier of each kind of tensor; none without noise."""
+    """Return clip and multiplier of each kind of tensor; empty without noise."""
     if not privacy.adds_noise:
         return {}
     clip, multiplier = privacy.dp_clip, privacy.dp_noise_multiplier
@@ -41,7 +41,7 @@ def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[
     Args:
         privacy: the settings.
         task: makes noisy scores valid.
-        key: of the party's noise.
+        key: the key of the party's noise.
     """
     found: dict[Kind, Protection] = {}
     for kind, mechanism in list_mechanisms(privacy).items():

@@ -2,8 +2,9 @@
 
 The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
 more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
-another one is better by more than one standard error, and then it continues. Another winner starts again: its weights
-of the race were not kept. So the winner ends with the weights that its settings give without a race.
+another candidate is better by more than one standard error. If it wins, it continues; any other winner starts again
+from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's settings
+give without a race.
 
 With masks the server sees no scores. Then there is no race: the rules choose the preferred candidate.
 """
@@ -76,10 +77,10 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
 
 
 def choose_winner(server: Server, race: Race) -> int:
-    """Return the preferred candidate, unless another one is better by more than one standard error.
+    """Return the preferred candidate, unless another candidate is better by more than one standard error.
 
-    Scores are those of the best evaluation of each candidate. NaN, without validation nodes, keeps the preferred one.
-    Candidates that diverged do not count.
+    The score of a candidate is that of its best evaluation. Without validation nodes scores are NaN, and the preferred
+    candidate wins. Candidates that diverged are ignored.
 
     Raises:
         TrainingError: all candidates diverged.
@@ -120,7 +121,7 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 
 def _score(role: Client | Server) -> float:
-    """Return the best validation score of the present candidate; NaN at a client, which does not know it."""
+    """Return the best validation score of the current candidate; NaN at a client, which does not know it."""
     if role.progress.diverged:
         return DIVERGED
     best = role.progress.selection.best

@@ -1,4 +1,4 @@
-"""Receive an answer that all clients receive alike. With hidden sums, it enters the running hash."""
+"""Receive an answer that is identical for all clients. With hidden sums, it enters the running hash."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ M = TypeVar("M", bound=Message)
 def receive_answer(client: Client, kind: type[M], key: Key) -> Script[M]:
     """Client column: return the server's answer in one exchange, and add it to the running hash of this attempt.
 
-    The sender in the key is left out: the same sums can travel as one message to all or as one to each.
+    The hash omits the client in the key, because the same sums can be one message to all clients or one to each.
     """
     message: M = yield Receive((kind,), key)
-    note_answer(client, message)
+    hash_answer(client, message)
     return message
 
 
-def note_answer(client: Client, message: Message) -> None:
+def hash_answer(client: Client, message: Message) -> None:
     """Add an answer to the running hash, if sums are hidden from the server."""
     if client.hiding is None:
         return

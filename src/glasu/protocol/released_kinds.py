@@ -9,7 +9,7 @@ from glasu.data.methods import evaluates_once, has_server, keeps_scores
 from glasu.privacy.encryption import CKKS_NAME
 from glasu.privacy.masking import name_masks
 from glasu.protocol.key_agreement import needs_keys
-from glasu.protocol.sampling import agreed_layers, owner_leads
+from glasu.protocol.sampling import list_agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def list_protections(client: Client) -> dict[str, str]:
-    """Return the kinds that a client releases in a training in any case, and their protection.
+    """Return the kinds that a client will certainly release in a training, and their protection.
 
-    Where a preset leaves several candidates, these are the kinds that all of them release.
+    If a preset leaves several candidates, these are the kinds that all of them release.
     """
     every = [list_kinds(config, has_labels=client.has_labels) for config in client.candidates]
     kinds = [kind for kind in every[0] if all(kind in other for other in every[1:])]
@@ -34,10 +34,10 @@ def _name_protection(client: Client, kind: str) -> str:
     gate: Any = client.release
     if kind not in gate.encodings:
         return {"key": "signed", "verdict": "sealed"}.get(kind, "none")
-    parts = [replace(gate.protection(kind), masking=None).name]
+    parts = [replace(gate.find_protection(kind), masking=None).name]
     if gate.encodings[kind].is_hidden:
         is_owner = client.identity.owner == client.identity.index
-        sealed = kind == "gradient" and is_owner  # at the last layer; the gradients of lower layers are in sums
+        sealed = kind == "gradient" and is_owner  # true at the last layer; the gradients of lower layers are in sums
         encrypts = client.requested.privacy.secure_aggregation == CKKS_NAME
         hiding = CKKS_NAME if encrypts else name_masks(blind=client.requested.privacy.blind_server)
         parts.append("sealed" if sealed else hiding)
@@ -51,7 +51,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
         kinds = ["representation", "change"] if config.wire.feedback else ["representation"]
         if (config.train.backward == "joint" and len(layers) > 1) or (owner_leads(config) and has_labels):
             kinds.append("gradient")
-        agreed = len(agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
+        agreed = len(list_agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
         if agreed > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
         if has_labels:
@@ -67,7 +67,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 
 
 def count_evaluations(client: Client) -> int:
-    """Return how many exact inferences a training has in any case: evaluations and the test."""
+    """Return the minimum number of exact inferences in a training: evaluations and the test."""
     train = client.config.train
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1

@@ -142,7 +142,7 @@ class CandidateStarted(Event):
     chosen: bool = False
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
     score: float | None = None  # its best validation score in the race; set at the server, after the race
-    other_scores: tuple[float, ...] = ()  # the same of the other candidates
+    other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
 
     def __str__(self) -> str:
         listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())

@@ -24,24 +24,24 @@ from glasu.protocol.evaluation import (
     server_subsets,
     server_test,
 )
-from glasu.protocol.final_test import client_final, server_final
+from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.label_owner import client_gradient, server_gradient
 from glasu.protocol.messages import Losses
-from glasu.protocol.once import client_lower, client_release, server_release
+from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.presence import draw_present
 from glasu.protocol.race import client_race, server_race
 from glasu.protocol.requests import Interleave, Receive, RoundDone, Save, Script, Send, Timed
 from glasu.protocol.sampling import (
     client_sampling,
     client_training_examples,
+    divide_into_windows,
     draw_batches,
-    known_rows,
+    find_known_rows,
     owner_leads,
     server_sampling,
     server_training_examples,
-    windows,
 )
 from glasu.protocol.update import local_update
 from glasu.protocol.warm_start import client_warm_start, server_warm_start
@@ -60,14 +60,14 @@ Agreement = TypeVar("Agreement")  # agreed node sets of a window: samples at a c
 def client_script(client: Client) -> Script[dict[str, float]]:
     """Client column: train to the last round, then test the selected weights; return the test metrics.
 
-    A race may come first. It decides the settings that the preset leaves open.
+    A race may come first. It chooses the settings that the preset leaves open.
     """
     if client.stages is not None:
-        yield from client_lower(client, client_training)
+        yield from client_lower_stage(client, client_training)
         yield from client_release(client)
         yield from client_training(client)
         return (yield from client_result(client))
-    if not client.is_alone:  # otherwise parties agree on keys when they have trained
+    if not client.is_alone:  # otherwise the parties agree on keys after they have trained
         yield from client_key_agreement(client)
         client.draw_common_classifier()
     yield from client_race(client, client_training)
@@ -94,9 +94,9 @@ def client_training(client: Client) -> Script[None]:
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:
-    """Test the selected weights, alone or together as the method says; return the test metrics."""
+    """Test the selected weights, alone or jointly, depending on the method; return the test metrics."""
     if evaluates_once(client.requested):
-        measured: dict[str, float] = yield Timed(client_final(client), "evaluation")
+        measured: dict[str, float] = yield Timed(client_final_test(client), "evaluation")
         return measured
     if not client.method.averages:
         metrics = yield from client_test(client)
@@ -146,8 +146,9 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
     if owner_leads(client.config):
         _, gradient = yield from client_gradient(client, batch, joint)
     others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
-    # JointInference used the dropout masks of step 0. Where all parties read the released values exactly, it was the
-    # forward pass of step 0. Elsewhere the own part was rounded or noisy, and step 0 goes forward again without that.
+    # JointInference used the dropout masks of step 0. If all parties read the released values exactly, it was the
+    # forward pass of step 0. Otherwise this client's part was rounded or noisy, and step 0 repeats the forward pass
+    # without rounding and noise.
     forward = joint if client.release.transparent or not exchanged else None
     update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
     losses = [(yield from update(step, joint=forward))]
@@ -159,7 +160,7 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 def client_absent_round(
     client: Client, sample: Sample, upcoming: Sample | None, aggregation: Aggregation
 ) -> Script[list[float]]:
-    """Wait through a round without this client's contribution, and take no step.
+    """Follow a round without contributing to it and without taking a step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
     """
@@ -178,7 +179,7 @@ def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
     if server.config.train.release == "once":
         yield from server_release(server)
-        yield from server_final(server)
+        yield from server_final_test(server)
         return
     yield from server_key_agreement(server)
     if server.method.averages:  # the parties train alone
@@ -187,7 +188,7 @@ def server_script(server: Server) -> Script[None]:
     yield from server_race(server, server_training)
     yield from server_training(server)
     if evaluates_once(server.config):
-        yield from server_final(server)
+        yield from server_final_test(server)
         return
     yield from server_test(server)
     yield from server_subsets(server)
@@ -211,7 +212,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
     for index in window:
         key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
         present = draw_present(server.config, len(server.roster), index)
-        rows = yield from server_inference(server, key, known_rows(server, index, sizes), present)
+        rows = yield from server_inference(server, key, find_known_rows(server, index, sizes), present)
         if train.backward == "joint":
             yield from server_backward(server, backward, rows, present)
         elif server.identity.owner >= 0:
@@ -231,7 +232,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
 
 
 def _mean_loss(server: Server, messages: Sequence[Losses]) -> float:
-    """Return the mean loss of a round over the clients with labels. Only in a race, it may not be finite."""
+    """Return the mean loss over the clients with labels. Refuse a loss that is not finite, except in a race."""
     means = []
     for message in messages:
         if not (np.isfinite(message.values).all() or server.progress.is_racing):
@@ -259,7 +260,7 @@ def _run_windows(
     """
     agreed: Agreement | None = None
     train = role.config.train
-    for window, following in windows(role.progress.round, role.progress.end(train), train.prefetch):
+    for window, following in divide_into_windows(role.progress.round, role.progress.end(train), train.prefetch):
         if agreed is None:
             agreed = yield from sample(window)
         rounds, agreed = compute(window, agreed), None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
-from glasu.model.sampler import Sample, sampler_class, training_batch
+from glasu.model.sampler import Sample, draw_batch, find_sampler
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
-def windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
-    """Divide the rounds first..end-1 into windows; yield each window with the next one, which is empty at the end."""
+def divide_into_windows(first: int, end: int, prefetch: int) -> Iterator[tuple[range, range]]:
+    """Divide the rounds first..end-1 into windows; yield each window and the next window, which is empty at the end."""
     size = max(1, prefetch)
     for start in range(first, end, size):
         middle = min(start + size, end)
@@ -53,13 +53,13 @@ def owner_sends_batches(config: RunConfig) -> bool:
 
 def owner_publishes_nodes(config: RunConfig) -> bool:
     """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
-    return owner_leads(config) and sampler_class(config.train).shares_draws
+    return owner_leads(config) and find_sampler(config.train).shares_draws
 
 
-def agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
+def list_agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
     """Return the indices l of the node sets S[l] that the parties agree on, in the order of the agreements."""
     layers = config.model.aggregation_layers
-    agreed = [layer + 1 for layer in reversed(layers[:-1])] if sampler_class(config.train).agrees_on_node_sets else []
+    agreed = [layer + 1 for layer in reversed(layers[:-1])] if find_sampler(config.train).agrees_on_node_sets else []
     if owner_sends_batches(config) and phase is Phase.SAMPLING:
         agreed.insert(0, config.model.num_layers)
     return agreed
@@ -76,7 +76,7 @@ def client_training_examples(client: Client) -> Script[NodeSet]:
 
 def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
     """Draw S[L] for each round: the same at all clients that know the training examples, empty at the others."""
-    return [client.data.nodes_of(training_batch(client.config, examples, index)) for index in rounds]
+    return [client.data.nodes_of(draw_batch(client.config, examples, index)) for index in rounds]
 
 
 def client_sampling(
@@ -99,7 +99,7 @@ def client_sampling(
         phase: SAMPLING or EVALUATION_SAMPLING.
         alone: whether no layer aggregates, so that the clients need not agree.
     """
-    last, agreed = client.config.model.num_layers, [] if alone else agreed_layers(client.config, phase)
+    last, agreed = client.config.model.num_layers, [] if alone else list_agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
     if last in agreed:
         batches = yield from agree(client, key.at(last), batches)
@@ -159,13 +159,13 @@ def server_sampling(
 ) -> Script[dict[tuple[int, int], int]]:
     """Server column: unite the clients' sets; return {(round, l): |S[l]|} of the agreed sets. The sets are not kept."""
     sizes: dict[tuple[int, int], int] = {}
-    for layer in agreed_layers(server.config, phase):
+    for layer in list_agreed_layers(server.config, phase):
         _, unions = yield from unite(server, server.identity.key(phase, rounds[0], layer), len(rounds))
         sizes |= {(index, layer): len(nodes) for index, nodes in zip(rounds, unions, strict=True)}
     return sizes
 
 
-def known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
+def find_known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, int], int]) -> dict[int, int | None]:
     """Return |S[l+1]| for every aggregation layer l; None if the server does not know it.
 
     Args:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from glasu.config import RunConfig, list_candidates
-from glasu.data.methods import method_of
+from glasu.data.methods import find_method
 from glasu.errors import ConfigError, GlasuError, ProtocolError
-from glasu.model.aggregation import Aggregation, aggregation_of
-from glasu.model.sampler import sampler_class
-from glasu.model.task import task_of
+from glasu.model.aggregation import Aggregation, make_aggregation
+from glasu.model.sampler import find_sampler
+from glasu.model.task import make_task
 from glasu.protocol.fields import Shapes
 from glasu.protocol.messages import Message
 from glasu.protocol.state import Identity, Progress, ServerState
@@ -46,11 +46,11 @@ class Server:
         self.roster, self.sizes = tuple(roster), sizes
         self.requested, self.candidates = config, list_candidates(config)
         self.config = self.candidates[0]  # the settings of the current candidate
-        self.method = method_of(config)
+        self.method = find_method(config)
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
-        self.aggregation = aggregation_of(config.model, len(roster))
-        self.sampler = sampler_class(config.train)
-        self.task = task_of(config.train)
+        self.aggregation = make_aggregation(config.model, len(roster))
+        self.sampler = find_sampler(config.train)
+        self.task = make_task(config.train)
         # The server does not know the number of classes. It checks the values of scores instead.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
@@ -66,11 +66,11 @@ class Server:
         self.identity.earlier_rounds = self.progress.earlier_rounds
         self.config = self.candidates[0 if race is None else race.candidate]
 
-    def aggregation_among(self, present: Sequence[int] | None) -> Aggregation:
+    def make_aggregation(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation over some clients; None: over all."""
         return self.aggregation if present is None else self.aggregation.among(len(present))
 
-    def keys_to_each(self, key: Key) -> list[Key]:
+    def make_client_keys(self, key: Key) -> list[Key]:
         """Return one key per client, in client order, for messages that differ between clients."""
         return [key._replace(client=TO_ONE + client) for client in range(len(self.roster))]
 

@@ -29,5 +29,5 @@ def list_stages(config: RunConfig) -> Stages | None:
     def make(count: int, **more: Any) -> RunConfig:
         return alone.replace(model={"num_layers": count, "aggregation_layers": ()}, train=keys, **more)
 
-    # The client scales what the upper stage reads, and stores the factors with the weights.
+    # The client scales the input of the upper stage, and stores the factors with the weights.
     return Stages(config, make(layer + 1), make(num_layers - layer - 1, data={"features": "none"}))

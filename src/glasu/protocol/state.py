@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from glasu.config import TrainConfig
 
 NO_OWNER = -1  # the index of the label owner when all clients have the labels
-DIVERGED = -math.inf  # in place of a score: worse than every other one
+DIVERGED = -math.inf  # used as a score; worse than every other score
 
 
 @dataclass
 class Identity:
-    """The identity of one role in a run. The keys of its messages derive from it."""
+    """The identity of one role in a run. The keys of its messages are derived from it."""
 
     names: tuple[str, ...]  # all parties, in client order
     labels: str  # "all", or the label owner
@@ -35,7 +35,7 @@ class Identity:
     run: bytes
     incarnation: int = 0  # how many times this party's process was started, this start included
     attempt: int = 0
-    earlier_rounds: int = 0  # rounds in the keys of earlier candidates of a race; those of this one follow them
+    earlier_rounds: int = 0  # number of rounds of earlier candidates in a race; round numbers in keys start after them
     owner: int = field(init=False)  # index of the label owner, or NO_OWNER
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Identity:
             self.run, phase, self.index, self.earlier_rounds + round_index, layer, 0, self.incarnation, self.attempt
         )
 
-    def round_of(self, key: Key) -> int:
+    def find_round(self, key: Key) -> int:
         """Return the round that a key of this role is about."""
         return key.round - self.earlier_rounds
 
@@ -94,7 +94,7 @@ class Race:
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
     finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
-    # Of the finished candidates, then of the preferred one; only at the server. DIVERGED: the candidate diverged.
+    # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
 
@@ -113,7 +113,7 @@ class Race:
 class Progress:
     """The part of a role that changes from round to round.
 
-    With a server, only the server's has losses and selection.
+    In runs with a server, only the server's progress has losses and selection.
     """
 
     round: int = 0  # the next round
@@ -121,17 +121,17 @@ class Progress:
     stopped: bool = False
     losses: tuple[float, ...] = ()  # the mean loss of every round
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
-    race: Race | None = None  # None where the preset leaves nothing to decide
+    race: Race | None = None  # None if the preset leaves nothing to decide
     earlier_rounds: int = 0  # as in `Identity`
-    diverged: bool = False  # in a race: at this client, or at the server if any client said so
+    diverged: bool = False  # in a race: whether training diverged; at the server, whether it did at any client
 
     @property
     def is_racing(self) -> bool:
-        """Whether the present candidate can still lose a race."""
+        """Whether the current candidate can still lose a race."""
         return self.race is not None and self.race.chosen is None
 
     def describe_position(self, num_rounds: int | None = None) -> str:
-        """Return the rounds so far for a line of the log; in a race, those of the present candidate."""
+        """Describe the rounds so far in a log line; in a race, those of the current candidate."""
         done = f"round {self.round}" if num_rounds is None else f"round {self.round} of {num_rounds}"
         if self.race is None or self.race.chosen is not None:
             return done
@@ -139,16 +139,16 @@ class Progress:
 
     @property
     def position(self) -> int:
-        """The rounds so far, those of other candidates included. Checkpoints are numbered by it."""
+        """The number of rounds so far, including those of other candidates. Checkpoints are numbered by it."""
         return self.earlier_rounds + self.round
 
     def end(self, train: TrainConfig) -> int:
-        """Return the number of rounds of the present candidate: in a race fewer than `train.num_rounds`."""
+        """Return the number of rounds of the current candidate: in a race fewer than `train.num_rounds`."""
         return count_race_rounds(train) if self.is_racing else train.num_rounds
 
     def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate, after one that had at most this number of rounds."""
-        # The last evaluation of a candidate has the key of round `num_rounds`, so the next one starts behind it.
+        """Begin with another candidate, after one with at most this number of rounds."""
+        # The last evaluation of a candidate has the key of round `num_rounds`, so the next candidate starts after it.
         self.earlier_rounds += num_rounds + 1
         self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
@@ -165,11 +165,11 @@ class ClientProgress(Progress):
     """The progress of a client, besides weights and optimiser."""
 
     warm_steps: int = 0  # local steps before round 0 that are done
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of the best evaluation so far
-    lower: dict[str, Tensor] = field(default_factory=dict)  # of a run with one release: the layers up to the release
-    is_collapsed: bool = False  # the model of the last evaluation predicts the same for all nodes
-    best_is_collapsed: bool = False  # so does the best one on validation
-    alpha: float | None = None  # where predictions are smoothed: the share of the averaged class probabilities
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
+    lower: dict[str, Tensor] = field(default_factory=dict)  # run with one release: weights of the layers up to it
+    is_collapsed: bool = False  # whether the model of the last evaluation predicts the same for all nodes
+    best_is_collapsed: bool = False  # whether the selected model does
+    alpha: float | None = None  # if predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
@@ -188,8 +188,8 @@ class ClientState:
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     progress: ClientProgress
-    references: Mapping[tuple[str, int], Reference]  # of representations that travel as changes
-    ranges: Mapping[tuple[str, int], Tensor]  # of the grids of masked tensors, by kind and layer
+    references: Mapping[tuple[str, int], Reference]  # references of representations that are sent as changes
+    ranges: Mapping[tuple[str, int], Tensor]  # ranges of the grids of masked tensors, by kind and layer
     clamped: int = 0  # values outside these grids so far
 
 

@@ -81,7 +81,7 @@ def local_update(
 
 def check_loss(client: Client, value: float, round_index: int) -> float:
     """Return the loss; raise TrainingError if it is not finite, except in a race."""
-    if not math.isfinite(value) and not client.note_divergence():
+    if not math.isfinite(value) and not client.mark_divergence():
         when = f"round {round_index}" if round_index >= 0 else f"warm start, {-round_index} steps before round 0"
         raise TrainingError(
             f"party {client.name!r}, {when}: the loss is {value}; training diverged. Lower train.learning_rate."

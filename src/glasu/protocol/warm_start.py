@@ -4,7 +4,7 @@ Each client trains alone, with H_m[l+1] = H_m^+[l], and sends nothing. The class
 clients learn representations for the same classifier, and the mean of these representations fits it in round 0.
 
 Then two candidates for the selected model are evaluated: the ensemble, which is the mean of the scores that the clients
-compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. Where
+compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. If
 evaluations would be releases with noise, nothing is evaluated.
 
 Warm step i of N draws its batch, neighbours and dropout masks like a round with the index i - N. Only warm steps have

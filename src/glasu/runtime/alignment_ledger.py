@@ -12,13 +12,13 @@ from glasu.runtime.policy_file import PolicyFile
 
 
 def open_alignment_ledger(folder: Path, party: str, num_ids: int, policy: PolicyFile | None) -> Ledger:
-    """Return the ledger beside a party's tables; refuse a set of ids that the policy forbids.
+    """Return the ledger next to a party's tables; refuse a set of ids that the policy forbids.
 
     Args:
-        folder: of the tables.
-        party: the owner.
+        folder: the folder of the tables.
+        party: the owner of the ledger.
         num_ids: the size of its set.
-        policy: of the party.
+        policy: the policy of the party, if there is one.
     """
     if policy is None:
         return open_ledger(folder / LEDGER, party)
@@ -27,6 +27,6 @@ def open_alignment_ledger(folder: Path, party: str, num_ids: int, policy: Policy
 
 
 def limit_sets(limits: SetLimits, policy: PolicyFile | None) -> SetLimits:
-    """Return the limits of a party: those of the command, or of its policy where they are lower."""
+    """Return the limits of a party: those of the command, or those of its policy if they are lower."""
     most = None if policy is None else policy.policy.max_ids
     return limits if most is None else replace(limits, max_ids=max(1, min(limits.max_ids, most)))

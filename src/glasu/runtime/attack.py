@@ -1,7 +1,7 @@
-"""Attack a recorded run: every attack for the server and for one party, beside chance and the role's own baseline.
+"""Attack a recorded run: every attack for the server and for one party, compared with chance and a baseline.
 
-The caller has the data of all parties, as a simulation does. The attacks read only what their role has; the data of the
-target scores the guesses, and is the part that the attacker is assumed to know.
+The caller has the data of all parties, as in a simulation. An attack reads only the messages and data of its role, and
+the part of the target's data that the attacker is assumed to know. The rest of the target's data scores the guesses.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from glasu.data.party import PartyData, Splits
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
 from glasu.model.split import draw_classifier
-from glasu.model.task import task_of
+from glasu.model.task import make_task
 from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
-from glasu.protocol.learner import classifier_stream
+from glasu.protocol.learner import make_classifier_stream
 from glasu.protocol.messages import Partial
 from glasu.runtime.observation import NodeRows, Observation
 from glasu.runtime.trained_model import TrainedModel
@@ -30,7 +30,7 @@ from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
 from glasu.wire.message_key import Phase
 
 MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
-KNOWN_LABELS = (1, 4)  # per class, of model completion
+KNOWN_LABELS = (1, 4)  # known labels per class, for model completion
 LABEL_SHARE, EDGE_SHARE, PART_R2 = "share of labels", "share of edges", "R2 of the part"
 
 
@@ -65,7 +65,7 @@ def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[Atta
     """Attack the run in the output folder of `glasu train --transcript`. The data is read again to score the guesses.
 
     Args:
-        folder: of the run.
+        folder: the output folder of the run.
         roles: the attackers; None: the server and the last party.
     """
     transcript = RecordedRun(folder / TRANSCRIPT)
@@ -104,14 +104,14 @@ def attack_run(
     """Carry out every attack that the recorded run allows.
 
     Args:
-        transcript: of the run.
+        transcript: the transcript of the run.
         parties: the data of all parties, in client order, as the run read them.
         roles: the attackers; None: the server and the last party. A party attacks the label owner, or the first other
             party.
         only: the attacks whose names start with one of these words; by default all.
         probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
         known_share: the share of the nodes whose features the attacker knows.
-        seed: of the attacker's draws.
+        seed: the seed of the attacker's draws.
     """
     names = transcript.manifest.parties
     if [party.name for party in parties] != list(names):
@@ -133,7 +133,7 @@ def attack_run(
 
 
 def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
-    """Edges from index sets."""
+    """Infer edges from index sets."""
     count = attacker.seen.num_nodes
     truth = _list_edges(attacker.victim)
     if not len(truth):
@@ -143,15 +143,15 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
         own = _list_edges(attacker.own)
     draws = attacker.seen.list_draws(attacker.target)
     chance = len(truth) / (count * (count - 1) / 2)
-    baseline = max(chance, edges.share_of_edges(own, truth))
+    baseline = max(chance, edges.measure_edge_share(own, truth))
     ranked = edges.put_first(own, edges.rank_pairs(draws, count))
-    score = edges.share_of_edges(ranked, truth) if draws else baseline
+    score = edges.measure_edge_share(ranked, truth) if draws else baseline
     detail = f"{len(draws[0].drawn)} rounds" if draws else "no index set was sent"
     yield attacker.report("edges from index sets", EDGE_SHARE, score, chance, baseline, detail)
 
 
 def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
-    """Labels from the gradient at H[L] and from H[L], if one party has the labels."""
+    """Infer labels from the gradient at H[L] and from H[L], if one party has the labels."""
     seen, known = attacker.seen, attacker.victim.labels
     is_owner = seen.config.train.labels == attacker.victim.name
     if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
@@ -165,7 +165,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     )
     truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
     own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
-    chance = labels.match_classes(labels.shuffle(truth, attacker.seed), truth, classes)
+    chance = labels.match_classes(labels.shuffle_labels(truth, attacker.seed), truth, classes)
     alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
     baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
 
@@ -174,14 +174,14 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
         return attacker.report(f"labels: {name}", LABEL_SHARE, score, chance, baseline, f"{len(nodes)} nodes")
 
     def cluster(rows: Values) -> Classes:
-        return labels.cluster_rows(labels.directions(rows), classes, attacker.seed)
+        return labels.cluster_rows(labels.normalize_rows(rows), classes, attacker.seed)
 
     inputs: list[Values] = []
     if gradients:
         first, summed = gradients[0], _sum_directions(gradients, nodes)
         yield report("k-means of G, first round", cluster(first.rows), first.nodes)
         yield report("k-means of G, all rounds", cluster(summed), nodes)
-        inputs.append(labels.directions(summed))
+        inputs.append(labels.normalize_rows(summed))
         joint = next((each for each in joints if each.round == first.round), None)
         if joint is not None:
             matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
@@ -202,15 +202,17 @@ def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
     """Return the sum of the directions of each node's gradients."""
     total = np.zeros((len(nodes), gradients[0].rows.shape[1]))
     for each in gradients:
-        total[np.searchsorted(nodes, each.nodes)] += labels.directions(each.rows)
+        total[np.searchsorted(nodes, each.nodes)] += labels.normalize_rows(each.rows)
     return total
 
 
 def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows, classes: int) -> Classes:
     """Guess the labels with the classifier that would follow from `train.seed` alone."""
     config = attacker.seen.config
-    width = task_of(config.train).head_width(attacker.victim.classes)
-    drawn = draw_classifier(classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width)
+    width = make_task(config.train).head_width(attacker.victim.classes)
+    drawn = draw_classifier(
+        make_classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width
+    )
     weight = drawn.weight.detach().numpy().astype(np.float64)
     if width == 1 and classes == 2:  # one logit: that of the second class
         weight = np.concatenate([np.zeros_like(weight), weight], axis=1)
@@ -218,7 +220,7 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
 
 
 def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
-    """Labels by model completion: a few labels of each class are known. The better one of the inputs counts."""
+    """Infer labels by model completion, given a few labels of each class. The input with the better score counts."""
     for count in KNOWN_LABELS:
         known = labels.choose_labelled(truth, count, attacker.seed)
         if known.all() or len(np.unique(truth[known])) < 2:
@@ -236,7 +238,7 @@ def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own:
 
 
 def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
-    """Features from representations: the rounds, one evaluation, all evaluations."""
+    """Infer features from representations: of the rounds, of one evaluation, and of all evaluations."""
     evaluations = attacker.seen.list_evaluations(attacker.target)
     nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
     truth = _read_features(attacker.victim)[nodes]
@@ -252,7 +254,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
     def score(*blocks: Values) -> float:
         guesses = features.guess_features(features.join_columns(own, *blocks), truth, known)
-        measured = features.share_of_words if words else features.explained_share
+        measured = features.measure_word_share if words else features.measure_r2
         return measured(guesses, truth[~known])
 
     measure = "share of words" if words else "R2 of the columns"
@@ -264,7 +266,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
         variants["one evaluation"] = [evaluations[0].rows]
     if len(evaluations) > 1:
         variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
-    if evaluations and attacker.seen.is_server:  # all that it can read if parts are masked
+    if evaluations and attacker.seen.is_server:  # with masks, the server can read nothing else
         sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
         variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
     for name, blocks in variants.items():
@@ -273,8 +275,8 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
-    """The representation of another party through the mean: a party subtracts its own part. Exact if M = 2."""
-    if attacker.own is None or attacker.seen.hides_parts:  # the record would not hold the truth
+    """Infer the representation of another party from the mean, minus the attacker's own part. Exact if M = 2."""
+    if attacker.own is None or attacker.seen.hides_parts:  # the transcript does not contain the true part
         return
     evaluations = attacker.seen.list_evaluations(attacker.target)
     if not evaluations:
@@ -287,13 +289,13 @@ def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
         return next(each.rows for each in whole if each.sender == sender and (each.key.round, each.key.layer) == place)
 
     truth, own = part(attacker.target), part(attacker.seen.view.index)
-    score, baseline = (max(0.0, features.explained_share(each, truth)) for each in (guessed.rows, own))
+    score, baseline = (max(0.0, features.measure_r2(each, truth)) for each in (guessed.rows, own))
     detail = f"M = {attacker.seen.num_clients}"
     yield attacker.report("representation through the mean", PART_R2, score, 0.0, baseline, detail)
 
 
 def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
-    """Training nodes from index sets."""
+    """Infer the training nodes from index sets."""
     splits, seen = attacker.seen.splits, attacker.seen
     if splits is None:
         return
@@ -305,18 +307,18 @@ def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
     score, detail = 0.5, "no index set was sent"
     if batches:
         scores = np.bincount(np.concatenate(list(batches.values())), minlength=seen.num_nodes)
-        score, detail = membership.area_under_curve(scores, members), "batches"
+        score, detail = membership.compute_roc_auc(scores, members), "batches"
     elif proposals:
-        score = membership.area_under_curve(membership.count_common(proposals, seen.num_nodes), members)
+        score = membership.compute_roc_auc(membership.count_common(proposals, seen.num_nodes), members)
         detail = f"{len(proposals)} rounds"
     yield attacker.report("training nodes from index sets", "ROC AUC", score, 0.5, 0.5, detail)
 
 
 def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
-    """Training nodes from the certainty of predictions, against test nodes."""
+    """Distinguish training nodes from test nodes by the certainty of predictions."""
     nodes = np.concatenate([splits.train, splits.test])
     members = np.arange(len(nodes)) < len(splits.train)
-    score = membership.area_under_curve(membership.certainty(probabilities[nodes]), members)
+    score = membership.compute_roc_auc(membership.measure_certainty(probabilities[nodes]), members)
     return AttackResult("training nodes from predictions", "requester", "all", "ROC AUC", score, 0.5, 0.5)
 
 
@@ -332,7 +334,7 @@ def _read_features(party: PartyData) -> Values:
 
 
 def _smooth_features(party: PartyData) -> Values:
-    """Return the features after two steps over the party's own edges: its baseline uses its graph as well."""
+    """Return the features after two propagation steps: the baseline of a party may also use the party's edges."""
     source, target = party.graph.edge_index()
     shape = (party.num_nodes, party.num_nodes)
     adjacency = sp.csr_array((np.ones(len(source)), (target, source)), shape) + sp.eye_array(party.num_nodes)

@@ -1,4 +1,4 @@
-"""Audit the ledgers of a run's folder: verify them, add them up, and compare them with reports and with other parties.
+"""Audit the ledgers of a run's folder: verify them, compute totals, and compare them with reports and other parties.
 
 Nothing is written or repaired here. Torch is not loaded.
 """
@@ -42,7 +42,7 @@ class AuditCheck(JsonRecord):
 
 @dataclass
 class ReleaseTotal(JsonRecord):
-    """All releases of one kind in a run, added up."""
+    """The totals of all releases of one kind in a run."""
 
     phase: str
     kind: str
@@ -77,7 +77,7 @@ class AuditedRun(JsonRecord):
 
     @property
     def size(self) -> int:
-        """Bytes that were entered."""
+        """The number of bytes that the ledger records."""
         return sum(total.bytes for total in self.totals)
 
     def add(self, entry: Entry) -> None:
@@ -100,13 +100,13 @@ class AuditedLedger(JsonRecord):
     file: str
     runs: list[AuditedRun] = field(default_factory=list)
     repairs: int = 0
-    incomplete: bool = False  # the last line is
-    fault: str | None = None  # why the chain is broken; what follows the fault was not read
+    incomplete: bool = False  # whether the last line is incomplete
+    fault: str | None = None  # why the chain is broken; records after the fault are not read
     chains: list[str] = field(default_factory=list)  # the chain value after each record
     remembered: list[tuple[str, LedgerHead]] = field(default_factory=list)  # heads of other parties
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; of the chain only its length and end."""
+        """Return the JSON object; it contains only the length and the end of the chain."""
         values = super().to_dict()
         for name in ("chains", "remembered"):
             values.pop(name)
@@ -122,7 +122,7 @@ class AuditedLedger(JsonRecord):
         """Return the last run of a purpose."""
         return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
 
-    def take(self, record: LedgerRecord) -> None:
+    def count_record(self, record: LedgerRecord) -> None:
         """Add a record."""
         match record:
             case Opening(party=party):
@@ -169,14 +169,14 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
 
     Args:
         folder: the --out folder of `glasu train` or `glasu join`, or a party's folder after `glasu align`.
-        peers: folders of other parties, or of the server: their memory of these ledgers is compared.
+        peers: folders of other parties, or of the server; the heads recorded there are compared.
 
     Raises:
         ConfigError: a folder has no ledger.
     """
     ledgers = tuple(_read_ledgers(folder))
     if not ledgers:
-        what = "a server enters nothing in a ledger" if (folder / SERVING).is_file() else "it has neither file"
+        what = "a server has no ledger" if (folder / SERVING).is_file() else "it has neither file"
         raise ConfigError(
             f"{folder}: holds no ledger ({LEDGER} or {LEDGERS}/NAME.jsonl): {what}. Give the --out folder of glasu "
             "join or glasu train, or a party's folder after glasu align."
@@ -199,14 +199,14 @@ def _read_ledgers(folder: Path) -> Iterator[AuditedLedger]:
                     ledger.incomplete = True
                     break
                 ledger.chains.append(found.chain)
-                ledger.take(found.record)
+                ledger.count_record(found.record)
         except LedgerError as error:
             ledger.fault = str(error)
         yield ledger
 
 
 def _read_memories(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]]]:
-    """Return who remembers which heads, from the ledgers of a party or the state files of a server."""
+    """Return the recorded heads and who recorded them, from the ledgers of a party or the state files of a server."""
     found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         heads = _read_json(folder / name).get("ledgers", {})
@@ -219,7 +219,7 @@ def _read_memories(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a file; an empty one if there is no such file."""
+    """Return the object in a file; an empty object if the file does not exist."""
     try:
         value = parse_json(path.read_bytes(), str(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -237,12 +237,12 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     if ledger.fault is not None:
         yield AuditCheck(name, "bad", ledger.fault)
     else:
-        yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each follows from the ones before")
+        yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each consistent with the records before it")
     if ledger.incomplete:
-        said = "the last line is incomplete: a crash interrupted it before its release left; the next run repairs it"
+        said = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
         yield AuditCheck(name, "note", said)
     if ledger.repairs:
-        said = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases had not left"
+        said = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases were not sent"
         yield AuditCheck(name, "note", said)
 
 
@@ -259,7 +259,7 @@ def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[A
                 yield AuditCheck(file, "bad", f"names the ledger of {stated.party}, which is missing")
             elif ledger.fault is None and ledger.chains[stated.length - 1 : stated.length] != [stated.head]:
                 said = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
-                yield AuditCheck(file, "bad", f"{said}and has {len(ledger.chains)} now: its end was cut off or changed")
+                yield AuditCheck(file, "bad", f"{said}and has {len(ledger.chains)} now: its end was cut or changed")
             elif ledger.fault is None:
                 yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
         if known:
@@ -276,29 +276,29 @@ def _read_reported(value: object, source: str) -> _ReportedLedger:
 def _check_traffic(
     file: str, purpose: str, report: Mapping[str, Any], ledgers: Sequence[AuditedLedger]
 ) -> Iterator[AuditCheck]:
-    """Compare the bytes that a report counts, without message headers, with the bytes that were entered."""
+    """Compare the bytes that a report counts, without message headers, with the bytes in the ledger."""
     traffic = report.get("traffic") or {}
     counted = int(traffic.get("bytes_to_server", 0)) - int(traffic.get("headers_to_server", 0))
     runs = [run for ledger in ledgers if (run := ledger.find_run(purpose)) is not None]
     entered = sum(run.size for run in runs)
     if entered == counted:
-        yield AuditCheck(file, "good", f"{counted:,} bytes were sent to the server, and as many were entered")
+        yield AuditCheck(file, "good", f"the ledger records the {counted:,} bytes that were sent to the server")
     elif entered > counted:
-        said = f"{entered:,} bytes were entered, and {counted:,} are in the report: rounds were repeated after a crash"
+        said = f"{entered:,} bytes are in the ledger, and {counted:,} in the report: rounds were repeated after a crash"
         yield AuditCheck(file, "note", said)
     else:
-        said = f"{counted:,} bytes were sent to the server, and only {entered:,} were entered"
+        said = f"{counted:,} bytes were sent to the server, but the ledger records only {entered:,}"
         yield AuditCheck(file, "bad", said)
 
 
 def _check_memories(
     ledgers: Sequence[AuditedLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
 ) -> Iterator[AuditCheck]:
-    """Compare every ledger with the heads of it that others remember."""
+    """Compare every ledger with the heads that others recorded."""
     for ledger in ledgers:
         if ledger.fault is not None:
             continue
-        name, agreed = f"memory about {ledger.party}", 0
+        name, agreed = f"recorded heads of {ledger.party}", 0
         for who, heads in memories:
             own = [head for party, head in heads if party == ledger.party]
             lost = [head for head in own if ledger.chains[:1] == [head.ledger] and not ledger.holds(head)]
@@ -306,9 +306,9 @@ def _check_memories(
             if lost:
                 most = max(head.length for head in lost)
                 said = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
-                yield AuditCheck(name, "bad", f"{said}its end was cut off or changed")
+                yield AuditCheck(name, "bad", f"{said}its end was cut or changed")
         if agreed:
-            yield AuditCheck(name, "good", f"{agreed} heads that others remember are in this ledger")
+            yield AuditCheck(name, "good", f"{agreed} heads that others recorded are in this ledger")
         elif len(ledgers) == 1:
             said = "nothing to compare with; name folders of other parties or of the server with --peers"
             yield AuditCheck(name, "note", said)

@@ -20,10 +20,10 @@ KIND_TEXTS = {
     "situation": "three figures about the data, from which a preset chooses settings",
     "set size": "the number of ids of the party",
     "key share": "a part of the key that the parties agree on",
-    "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that sent them on",
+    "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
 }
 HEADINGS = ("phase", "kind", "layer", "protection", "releases", "rows", "largest", "bytes", "first", "last")
-WORDS = 4  # columns of HEADINGS that hold text
+WORDS = 4  # number of columns of HEADINGS that contain text
 CHECK_MARKS = {"good": "OK", "note": "NOTE", "bad": "FAILED"}
 PAGE_STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
@@ -51,7 +51,7 @@ def state_verdict(audit: Audit) -> str:
     failed = audit.failures
     if failed:
         return f"{len(failed)} of {len(audit.checks)} checks failed: do not rely on these ledgers."
-    return f"All {len(audit.checks)} checks passed: no record was changed, moved or left out."
+    return f"All {len(audit.checks)} checks passed: no record was changed, moved or omitted."
 
 
 def describe_run(run: AuditedRun) -> str:
@@ -59,7 +59,7 @@ def describe_run(run: AuditedRun) -> str:
     end = "finished" if run.finished else "not finished"
     processes = "1 process" if run.processes == 1 else f"{run.processes} processes"
     policy = "no policy" if not run.policy else f"policy SHA-256 {run.policy[:16]}"
-    return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in all, {policy}"
+    return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in total, {policy}"
 
 
 def list_cells(total: ReleaseTotal) -> tuple[str, ...]:
@@ -107,14 +107,14 @@ def render_page(audit: Audit, now: datetime) -> str:
 <p class="verdict {level}">{_escape(state_verdict(audit))}</p>
 {_render_checks(audit.checks)}
 <h2>Releases</h2>
-<p>Every release was entered in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
+<p>Every release was recorded in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
 protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
 content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
 <h2>Kinds of content</h2>
 {_render_table(("kind", "meaning"), meanings, 2)}
-<footer>A hash chain shows that no record was changed, moved or left out. Only the memory of other parties shows that
-no record was cut off at the end. A party that changes this program can release data without an entry.</footer>
+<footer>A hash chain proves that no record was changed, moved or omitted. Only the heads that other parties recorded
+prove that the end is complete. A party that changes this program can release data without an entry.</footer>
 </body></html>
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError
-from glasu.model.task import task_of
+from glasu.model.task import make_task
 from glasu.protocol.client import Client
 from glasu.report import Baseline, RunReport, list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
@@ -22,7 +22,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 
     Args:
         config: the settings of the run, as requested.
-        load: returns the parties for settings.
+        load: returns the parties, given settings.
     """
     found: dict[str, Baseline] = {}
     trained: tuple[Client, ...] = ()
@@ -41,7 +41,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
     """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline."""
-    metric, method = task_of(report.config.train).selected_by, report.config.train.method
+    metric, method = make_task(report.config.train).selected_by, report.config.train.method
     own, unit = report.test.metrics[metric.name], " points" if metric.is_share else ""
     possible = {name: each for name, each in baselines.items() if each.test is not None}
     parts = []
@@ -68,7 +68,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
 
 def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
     """Return the test score of the best party on validation, by its model or by label propagation."""
-    metrics = task_of(report.config.train).metrics
+    metrics = make_task(report.config.train).metrics
     if alone.test is None or alone.validation is None:
         return []
     candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)

@@ -41,7 +41,7 @@ from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 
 CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
-HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: of the JSON header of the safetensors body
+HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
 ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
@@ -76,7 +76,7 @@ class _NoTensor:
 
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
-    """Replace every tensor below `value` by a reference to an entry of `arrays`."""
+    """Replace every tensor below `value` with a reference to an entry of `arrays`."""
     if type(value) in SCALARS:
         return value
     if isinstance(value, dict):
@@ -92,7 +92,7 @@ def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` by its tensor; an unknown reference stays and is refused later."""
+    """Replace every reference below `value` with its tensor; an unknown reference stays and is refused later."""
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -192,7 +192,7 @@ class Store:
                 f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
                 "intact. When the cause is fixed, start the same commands again.",
             ) from error
-        return _hex(content)
+        return _format_hex(content)
 
     def load(self, round_index: int, cls: type[T]) -> T:
         """Read the state of a checkpoint; refuse one that is damaged or belongs to another owner."""
@@ -220,7 +220,7 @@ class Store:
         """Return `digests` of a run that resumes, and a line about each checkpoint that is not used.
 
         Refuse a run that has no intact checkpoint: it must not start over unless the user requests it. The exception is
-        a run of which only the first checkpoint was due, because it can start again from round 0.
+        a run that has written at most one checkpoint, because it can start again from round 0.
 
         Args:
             every: the number of rounds between two checkpoints.
@@ -270,13 +270,13 @@ class Store:
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
         except ValueError as error:
-            raise DataError(f"{path}: is damaged or was exchanged: {error}.") from None
+            raise DataError(f"{path}: is damaged or was replaced: {error}.") from None
         except OldSchemaError as error:
             raise OldSchemaError(
                 f"{path}: {error}; finish the run with that version, or start over with --fresh."
             ) from None
         require_extensions(about.extensions, str(path))
-        return about, arrays, _hex(content)
+        return about, arrays, _format_hex(content)
 
     def _path(self, round_index: int) -> Path:
         return self.folder / f"{self.kind}-{round_index:08d}{SUFFIX}"
@@ -299,7 +299,7 @@ class Saver:
         self._writing: Future[str] | None = None
 
     def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
-        """Start to write a state, which must not change any more. `store` can be a store of another kind."""
+        """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
         self.settle()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
@@ -330,11 +330,11 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
 
 
 def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
-    """Return the greatest round of which every role has a checkpoint, or None."""
+    """Return the latest round for which every role has a checkpoint, or None."""
     return max(set.intersection(*map(set, available)), default=None)
 
 
-def _hex(content: bytes) -> str:
+def _format_hex(content: bytes) -> str:
     digest: bytes = HEAD.unpack_from(content)[2]
     return digest.hex()
 
@@ -486,7 +486,7 @@ class SimulationCheckpoints:
             if len(self._latest) < len(self._names):
                 return
             newest = max(each.progress.position for each in self._latest.values())
-            # A role that has stopped saves no more, unless it left a candidate of a race and starts the next one.
+            # A role that has stopped saves nothing more, unless it continues with the next candidate of a race.
             earlier = max(each.progress.earlier_rounds for each in self._latest.values())
             complete = all(
                 each.progress.position == newest or (each.progress.stopped and each.progress.earlier_rounds == earlier)
@@ -521,14 +521,14 @@ class SimulationCheckpoints:
     def running(self) -> Iterator[None]:
         """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
 
-        A run that diverged would diverge again, and without checkpoints other settings can use the folder.
+        A run that diverged would diverge again. Without its checkpoints, a run with other settings can use the folder.
         """
         try:
             yield
             self.settle()
         except BaseException as error:
             self._saver.close()
-            with suppress(OSError):  # report the first error, not that of saving the cost
+            with suppress(OSError):  # report the original error, not an error of saving the cost
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:
@@ -541,7 +541,7 @@ class SimulationCheckpoints:
 
 
 @contextmanager
-def checkpoint_folder(folder: Path) -> Iterator[Path]:
+def hold_checkpoint_folder(folder: Path) -> Iterator[Path]:
     """Lock the folder of a run's checkpoints; remove it at the end if it has no checkpoint."""
     with hold_folder(folder):
         try:

@@ -1,4 +1,4 @@
-"""Give clients their ledger files and policies. Settings that a policy forbids are refused first."""
+"""Attach ledger files and policies to clients. Settings that a policy forbids are refused first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.privacy.ledger import End
 from glasu.protocol.released_kinds import count_evaluations, list_protections
-from glasu.runtime.ledger_file import close_ledger, exchange_heads, open_ledger
+from glasu.runtime.ledger_file import keep_run, open_ledger
 
 if TYPE_CHECKING:
     from glasu.protocol.client import Client
@@ -23,12 +22,12 @@ def check_training(client: Client, policy: PolicyFile | None) -> None:
 
 
 def attach_ledger(client: Client, path: Path | None, policy: PolicyFile | None = None, *, durable: bool = True) -> None:
-    """Enter the releases of a client in a file, and apply the policy to them.
+    """Record the releases of a client in a file, and apply the policy to them.
 
     Args:
         client: the client.
-        path: of the ledger; None: only in memory.
-        policy: of the party.
+        path: the path of the ledger; None: keep it in memory.
+        policy: the policy of the party, if there is one.
         durable: whether every sync waits for the disk.
     """
     gate, rules = client.release, [*client.release.rules]
@@ -51,31 +50,24 @@ def keep_ledgers(
     *,
     fresh: bool = False,
 ) -> Iterator[None]:
-    """Give every client of one process its ledger and its policy while the block runs.
+    """Attach a ledger and a policy to every client of one process while the block runs.
 
     Args:
         clients: all clients, with the id of their run.
-        folder: of the ledgers; None: only in memory.
-        policies: by party.
+        folder: the folder of the ledgers; None: keep them in memory.
+        policies: the policies, by party.
         purpose: training or prediction.
-        fresh: an unfinished run of the same id starts over.
+        fresh: whether an unfinished run with the same id starts over.
     """
     for client in clients:
         path = None if folder is None else folder / f"{client.name}.jsonl"
-        # Nothing leaves this process, so no round waits for the disk.
+        # No message leaves this process, so no round waits for the disk.
         attach_ledger(client, path, policies.get(client.name), durable=False)
     ledgers = {client.name: client.release.ledger for client in clients}
-    try:
-        exchange_heads(ledgers)
+    with keep_run(ledgers):
         for client in clients:
             client.release.ledger.begin(purpose, client.identity.run.hex(), client.requested.digest(), fresh=fresh)
         yield
-        for ledger in ledgers.values():
-            ledger.write(End())
-        exchange_heads(ledgers)
-    finally:
-        for ledger in ledgers.values():
-            close_ledger(ledger)
 
 
 def sync_ledgers(clients: Sequence[Client]) -> None:

@@ -1,4 +1,4 @@
-"""Resume scripts. Only this module does it. The runtimes perform the requests that scripts yield."""
+"""Resume scripts. No other module does this. The runtimes perform the requests that scripts yield."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> 
 
 
 def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, Any]]:
-    """Run `main`, and let one exchange of `rider` join each exchange of `main` until the rider has finished.
+    """Run `main`, and combine each of its exchanges with one exchange of `rider` until the rider has finished.
 
     The rider's messages go first in both directions. A client starts an exchange with its first Send after a Receive
     and completes it with a Receive of chunk 0. The server starts one with its first Receive of chunk 0 after an answer.

@@ -14,7 +14,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.task import task_of
+from glasu.model.task import make_task
 from glasu.report import RunReport
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
@@ -83,7 +83,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         assert party.labels is not None
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
-        task = task_of(self.model_.config.train)
+        task = make_task(self.model_.config.train)
         return task.evaluate(self.model_.scores(parties, nodes), party.labels[nodes])[task.scored_by.name]
 
 
@@ -117,7 +117,8 @@ class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """One regression model over several parties, whose labels are floats; see `GLASUClassifier` for the parameters.
 
-    The task is `regression`, whatever `config` says. `predict` returns numbers in the unit of the labels.
+    The task is always `regression`, even if `config` names another task. `predict` returns numbers in the unit of the
+    labels.
     """
 
     def _config(self) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Run all roles in one process: the server, then all clients in parallel, each in one thread, in turns."""
+"""Run all roles in one process. The server and the clients take turns; clients run in parallel, one thread each."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Record = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CL
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def one_thread_each(workers: int = 1) -> Iterator[Map]:
+def open_client_map(workers: int = 1) -> Iterator[Map]:
     """Yield a `map` that runs clients in parallel, each on one torch thread.
 
     The bits of some products depend on the number of threads. With one thread per client, results do not depend on the

@@ -1,8 +1,8 @@
-"""ledger.jsonl: the ledger of a party as a file. It only grows, and it is verified when it is opened. No torch here.
+"""ledger.jsonl: the ledger of a party as a file. It is append-only and verified when it is opened. No torch here.
 
-A line is written and synced before the messages that it is about leave. A crash can leave an incomplete last line: its
-release did not leave, because the sync had not returned. `open_ledger` completes a line that lacks only its newline.
-It moves any other fragment into a record (`Repair`), so nothing that was written is lost.
+A line is written and synced before the messages of its release are sent. A crash can leave an incomplete last line. Its
+release was not sent, because the sync had not returned. If only the newline is missing, `open_ledger` adds it. It
+moves any other fragment into a record (`Repair`), so nothing that was written is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from glasu.files import retry_without_descriptors, sync_folder
 from glasu.privacy.ledger import (
     LEDGER_FORMAT,
     START_OF_CHAIN,
+    End,
     Ledger,
     LedgerError,
     LedgerRecord,
@@ -42,7 +43,7 @@ class LedgerFile:
         """Append to a file.
 
         Args:
-            path: of the file, which need not exist.
+            path: the path of the file, which need not exist.
             durable: whether `sync` waits for the disk. Otherwise the system writes later; `close` waits for it.
         """
         self.path, self._durable = path, durable
@@ -105,7 +106,7 @@ def _write_whole(handle: int, content: bytes) -> None:
 class StoredRecord:
     """A record of a ledger file."""
 
-    number: int  # of its line, from 1
+    number: int  # line number, from 1
     record: LedgerRecord
     chain: str  # the chain value after it
 
@@ -122,7 +123,7 @@ def read_ledger_file(path: Path) -> Iterator[StoredRecord | Fragment]:
     """Yield the records of a file, and an incomplete last line if there is one.
 
     Raises:
-        LedgerError: a record was changed, moved or left out.
+        LedgerError: a record was changed, moved or omitted.
         DataError: the file cannot be read.
     """
     chain, position = START_OF_CHAIN, 0
@@ -155,12 +156,12 @@ def open_ledger(
     Nothing is written before the ledger is synced, except that an incomplete last line is repaired.
 
     Args:
-        path: of the file; a new ledger begins if it does not exist.
+        path: the path of the file; a new ledger begins if it does not exist.
         party: the owner; the ledger of another party is refused.
-        rules: that look at every release.
-        policy: SHA-256 of the policy file among the rules.
+        rules: the rules that check every release.
+        policy: the SHA-256 of the policy file among the rules.
         durable: whether a sync waits for the disk.
-        clock: returns seconds since 1970.
+        clock: returns Unix time in seconds.
     """
     sink = LedgerFile(path, durable=durable)
     ledger = Ledger(sink, rules, clock, policy)
@@ -173,7 +174,7 @@ def open_ledger(
         if isinstance(found.record, Opening) and found.record.party != party:
             owner = found.record.party
             raise LedgerError(f"{path}: is the ledger of party {owner!r}, not of {party!r}; give another --out.")
-        ledger.take(found.record)
+        ledger.count_record(found.record)
     if fragment is not None:
         _repair(path, fragment, ledger)
     if ledger.length == 0:
@@ -194,7 +195,7 @@ def _repair(path: Path, fragment: Fragment, ledger: Ledger) -> None:
         with path.open("ab") as file:
             file.write(b"\n")
         ledger.length, ledger.chain = ledger.length + 1, chain
-        ledger.take(record)
+        ledger.count_record(record)
     ledger.sync()
 
 
@@ -204,13 +205,30 @@ def close_ledger(ledger: Ledger) -> None:
         ledger.sink.close()
 
 
-def exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
-    """Record the heads of all ledgers of one process in each other; they are synced first."""
+@contextmanager
+def keep_run(ledgers: Mapping[str, Ledger]) -> Iterator[None]:
+    """Exchange the heads of all ledgers of one process before and after a run, record its end, and close the files.
+
+    If the block fails, the files are closed, and the run counts as unfinished.
+    """
+    try:
+        _exchange_heads(ledgers)
+        yield
+        for ledger in ledgers.values():
+            ledger.write(End())
+        _exchange_heads(ledgers)
+    finally:
+        for ledger in ledgers.values():
+            close_ledger(ledger)
+
+
+def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
+    """Record in each ledger of one process the heads of all others; the ledgers are synced first."""
     for ledger in ledgers.values():
         ledger.sync()
     heads = {name: ledger.head for name, ledger in ledgers.items()}
     for name, ledger in ledgers.items():
-        ledger.remember({other: head for other, head in heads.items() if other != name})
+        ledger.record_heads({other: head for other, head in heads.items() if other != name})
 
 
 def list_ledger_files(folder: Path) -> Mapping[str, Path]:

@@ -14,15 +14,14 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
 from glasu.privacy.blinding import Blinding
-from glasu.privacy.ledger import End
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
 from glasu.report import Traffic
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
-from glasu.runtime.inprocess import Running, cores, run_together
-from glasu.runtime.ledger_file import close_ledger, exchange_heads
+from glasu.runtime.inprocess import Running, count_cores, run_together
+from glasu.runtime.ledger_file import keep_run
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -33,7 +32,7 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 class AlignmentOptions:
     """Options of an alignment in one process."""
 
-    max_ids: int = DEFAULT_MAX_IDS  # most ids of one party
+    max_ids: int = DEFAULT_MAX_IDS  # maximum number of ids of one party
     chunk_rows: int = WireConfig.chunk_rows
     secrets: Sequence[bytes] | None = None  # the parties' secrets, in client order; None: random
     observer: Callable[[Event], None] | None = None
@@ -54,7 +53,7 @@ class LocalAlignment:
 def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = None) -> LocalAlignment:
     """Align the folders of parties and write alignment.parquet to each, when all are aligned.
 
-    Every release is entered in ledger.jsonl of its folder.
+    Every release is recorded in ledger.jsonl of its folder.
     """
     options = options or AlignmentOptions()
     tables = [read_normalized_ids(folder) for folder in folders]
@@ -90,22 +89,16 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         for ledger in ledgers.values():
             ledger.sync()
 
-    exchange_heads(ledgers)
-    for index, (_, ids) in enumerate(tables):
-        identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
-        ledger.begin("alignment", run.hex())
-        policy = options.policies.get(names[index])
-        script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
-        clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
-    try:
-        with ThreadPoolExecutor(min(len(names), cores()), "glasu-align") as pool:  # libsodium runs without the GIL
+    with keep_run(ledgers):
+        for index, (_, ids) in enumerate(tables):
+            identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
+            ledger.begin("alignment", run.hex())
+            policy = options.policies.get(names[index])
+            script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
+            clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
+        workers = min(len(names), count_cores())  # libsodium runs without the GIL
+        with ThreadPoolExecutor(workers, "glasu-align") as pool:
             run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
-        for ledger in ledgers.values():
-            ledger.write(End())
-        exchange_heads(ledgers)
-    finally:
-        for ledger in ledgers.values():
-            close_ledger(ledger)
     files = tuple(
         CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
         for folder, (manifest, ids), client in zip(folders, tables, clients, strict=True)

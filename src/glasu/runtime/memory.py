@@ -1,4 +1,4 @@
-"""Refuse settings that need more memory than there is, before anything is allocated. Torch is not loaded here."""
+"""Refuse settings that need more memory than is available, before it is allocated. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glasu.config import RunConfig, list_candidates
 from glasu.data.party import PartyData
 from glasu.errors import ConfigError
 from glasu.protocol.limits import Limits
-from glasu.wire.encodings import compute_dtype
+from glasu.wire.encodings import find_compute_dtype
 
 BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -33,7 +33,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
 
 
 def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
-    model, size = config.model, compute_dtype(config).itemsize
+    model, size = config.model, find_compute_dtype(config).itemsize
     copies = 5 if config.train.optimizer == "adam" else 3
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
@@ -50,8 +50,8 @@ def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int
         )
 
 
-def total_memory() -> int:
-    """Return the bytes of memory of this machine, or of its container if that has a limit."""
+def read_total_memory() -> int:
+    """Return the memory of this machine in bytes, or the limit of its container if there is one."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 34
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))

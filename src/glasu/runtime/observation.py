@@ -1,4 +1,4 @@
-"""What a role can read from its messages: index sets, gradients with their nodes, representations with their nodes."""
+"""Extract what a role can read from its messages: index sets, gradients and representations with their nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Observation:
         """Read the index sets.
 
         Args:
-            view: of the role.
+            view: the messages of the role.
             splits: the nodes of the splits, which parties with labels know, and which are often public.
         """
         self.view, self.splits = view, splits
@@ -58,13 +58,13 @@ class Observation:
 
     @property
     def hides_parts(self) -> bool:
-        """Whether parts are masked. Then a party's own part is not in the record either, and it uses the aggregate."""
+        """Whether parts are masked. Then even the party's own part is not readable, and attacks use the aggregate."""
         return str(self.config.privacy.secure_aggregation) != "none"
 
     def list_draws(self, target: int) -> list[Draws]:
         """Return what the role knows about the neighbours that a client drew, by layer.
 
-        A party sees the unions only. Without its own proposal, a union holds what the other parties drew.
+        A party sees the unions only. A union minus the party's own proposal contains nodes that the other parties drew.
         """
         found = []
         for layer in sorted({layer for _, layer in self.agreed if layer < self.num_layers}):
@@ -88,7 +88,7 @@ class Observation:
         return [[sets[index, highest] for sets in self.proposed.values()] for index in rounds]
 
     def list_batches(self) -> dict[int, NodeIds]:
-        """Return S[L] by round, where the label owner sent it."""
+        """Return S[L] by round, if the label owner sent it."""
         return {index: nodes for (index, layer), nodes in self.agreed.items() if layer == self.num_layers}
 
     def list_gradients(self, owner: int) -> list[NodeRows]:
@@ -98,7 +98,7 @@ class Observation:
         else:
             found = self.view.matrices(JointGradient, Phase.BACKWARD)
         highest: dict[int, RecordedTensor] = {}
-        for each in found:  # lower layers have gradients too if they are exact
+        for each in found:  # with exact gradients, lower layers have gradients as well
             before = highest.get(each.key.round)
             if before is None or each.key.layer > before.key.layer:
                 highest[each.key.round] = each
@@ -119,7 +119,7 @@ class Observation:
                 yield NodeRows(each.key.round, each.key.layer, nodes, each.rows.astype(np.float64))
 
     def list_evaluations(self, target: int, *, aggregates: bool = False) -> list[NodeRows]:
-        """Return what the role knows of a client's representations in exact evaluations on validation nodes.
+        """Return what the role knows about a client's representations in exact evaluations on validation nodes.
 
         The rows are those of the lowest layer that aggregates: all nodes, or with one aggregation the validation
         nodes. The server reads the client's own part, or the aggregate of all clients; a party reads the mean of all
@@ -139,7 +139,7 @@ class Observation:
         return result
 
     def average_rounds(self, target: int) -> Values:
-        """Return the mean of what the role knows of each node's representation in the training rounds; 0 if nothing."""
+        """Return the mean, over the training rounds, of what the role knows about each node's representation, or 0."""
         lowest, total, seen = self.num_layers, np.zeros((self.num_nodes, 0)), np.ones(self.num_nodes)
         for each in self._list_parts(target, Phase.TRAINING):
             nodes = self.agreed.get((each.key.round, each.key.layer + 1))

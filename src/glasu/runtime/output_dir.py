@@ -48,7 +48,7 @@ class FinishedRun:
 
 
 def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = None) -> None:
-    """Refuse an --out folder that holds anything but earlier results of the same writer.
+    """Refuse an --out folder that contains anything except earlier results of the same writer.
 
     Args:
         out: the folder, which need not exist.
@@ -185,4 +185,4 @@ def refuse_file_of_a_party(path: Path) -> None:
         return
     named = {str(manifest.get(table)) for table in ("nodes", "edges")} if isinstance(manifest, dict) else set()
     if path.name in named or path.stem in ("nodes", "edges"):
-        raise ConfigError(f"--out {path}: is a party's data ({path.parent / PARTY} is beside it); choose another file.")
+        raise ConfigError(f"--out {path}: belongs to a party's data ({path.parent / PARTY}); choose another file.")

@@ -1,4 +1,4 @@
-"""policy.toml: the policy of a party, beside its data or in its kit. Torch is not loaded here."""
+"""policy.toml: the policy of a party, in the folder of its data or in its kit. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICY = "policy.toml"
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A policy, and the file that states it."""
+    """A policy and its file."""
 
     path: Path
     policy: Policy
@@ -50,12 +50,12 @@ def find_policy(given: Path | None, *folders: Path) -> PolicyFile | None:
 
 
 def find_policies(given: Path | None, folders: Sequence[str | Path], names: Sequence[str]) -> dict[str, PolicyFile]:
-    """Return the policies of all parties in one process: the given one for all, or that of each party's folder.
+    """Return the policies of all parties in one process: the given policy for all, or that of each party's folder.
 
     Args:
         given: the file of --policy.
-        folders: of the parties, if they have folders.
-        names: of the parties, in the same order.
+        folders: the folders of the parties, if they have folders.
+        names: the names of the parties, in the same order.
     """
     if given is not None:
         return dict.fromkeys(names, read_policy(given))

@@ -17,21 +17,21 @@ from glasu.data.methods import (
     PreparedRun,
     apply_method,
     evaluates_once,
+    find_method,
     has_server,
     keeps_scores,
-    method_of,
     trains_alone,
 )
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
-from glasu.model.backbones import backbone_class
+from glasu.model.backbones import find_backbone
 from glasu.model.layers import Convolution
-from glasu.model.split import weights_digest
+from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
-from glasu.protocol.final_test import client_final, server_final
+from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.key_agreement import derive_run_key, needs_keys
-from glasu.protocol.once import client_lower, client_release, server_release
+from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
 from glasu.protocol.rounds import client_result, client_script, client_training, server_script
 from glasu.protocol.server import Server, Sizes
@@ -46,13 +46,13 @@ from glasu.runtime.inprocess import (
     Map,
     Record,
     Running,
-    cores,
-    one_thread_each,
+    count_cores,
+    open_client_map,
     run_alone,
     run_together,
 )
 from glasu.runtime.ledger_file import LEDGERS
-from glasu.runtime.memory import check_memory, total_memory
+from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.runtime.transcript import TranscriptWriter
@@ -75,10 +75,10 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message, in place of a network
-    deliver: Deliver | None = None  # replaces messages of the server for single clients: a dishonest server
+    carry: Carry | None = None  # applied to every message; it takes the role of a network
+    deliver: Deliver | None = None  # replaces messages of the server to single clients, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
-    secrets: Mapping[str, bytes] | None = None  # of each party, by name; None: all draws derive from `train.seed`
+    secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
@@ -101,16 +101,16 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         options: see `SimulationOptions`.
     """
     options = options or SimulationOptions()
-    prepared = prepare_run(config, as_parties(parties))
+    prepared = prepare_run(config, check_party_list(parties))
     config, parties = prepared.config, prepared.parties
-    check_memory(config, parties, total_memory(), "this machine has {limit}. Choose smaller values.")
+    check_memory(config, parties, read_total_memory(), "this machine has {limit}. Choose smaller values.")
     secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
-    with one_thread_each(_count_workers(config, len(parties), options.workers)) as each:
+    with open_client_map(_count_workers(config, len(parties), options.workers)) as each:
         clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
         for client in clients:
             check_training(client, options.policies.get(client.name))
-        digests = [_without_test_labels(party).data_digest() for party in parties]
+        digests = [_remove_test_labels(party).data_digest() for party in parties]
         name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
             client.progress = replace(other.progress, stopped=True)
@@ -150,8 +150,8 @@ def train(
             result.
         checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
             resumes from there. None: save nothing.
-        secrets: 32 bytes for each party, by name. First weights, dropout masks, neighbour draws and rounding derive
-            from them, as over a network. None: from `train.seed`.
+        secrets: 32 bytes for each party, by name. Initial weights, dropout masks, neighbour draws and rounding are
+            derived from them, as over a network. None: from `train.seed`.
         clock: returns seconds. The default is the time of day without the time to compile kernels;
             `time.process_time` counts CPU seconds.
     """
@@ -166,7 +166,7 @@ def train(
     return simulate(parties, config or RunConfig(), options).report
 
 
-def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
+def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
     """Return the parties as a list; refuse other values with a hint."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
@@ -177,7 +177,7 @@ def as_parties(parties: Sequence[PartyData]) -> list[PartyData]:
 
 
 def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
-    """Check the parties, apply the method, and replace "auto" by its value for this graph."""
+    """Check the parties, apply the method, and replace "auto" with its value for this graph."""
     prepared = apply_method(config, parties)
     resolved, unused = resolve(prepared.config, prepared.parties[0].num_nodes)
     return PreparedRun(resolved, prepared.parties, {**unused, **prepared.overridden})
@@ -248,7 +248,7 @@ def name_run(clients: Sequence[Client], *digests: str) -> None:
         client.identity.run = run
 
 
-def _without_test_labels(party: PartyData) -> PartyData:
+def _remove_test_labels(party: PartyData) -> PartyData:
     """Remove the test labels, so that the run id does not depend on them. Training does not read them."""
     if party.labels is None or party.splits is None:
         return party
@@ -277,7 +277,7 @@ def _open_checkpoints(
         yield None
         return
     data = {client.name: client.party.data_digest() for client in clients}
-    # Where parties train alone, the server has nothing to save: it first hears of them after the last round.
+    # If parties train alone, the server has nothing to save: it receives their first message after the last round.
     serves_rounds = server is not None and not trains_alone(config)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
@@ -293,7 +293,7 @@ def _open_checkpoints(
 
 
 def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
-    """Keep the ledgers of all clients while the block runs: in their folder, or below that of the checkpoints."""
+    """Keep the ledgers of all clients while the block runs: in their folder, or below the checkpoint folder."""
     folder = options.ledgers
     if folder is None and options.checkpoints is not None and clients[0].requested.train.checkpoint_every:
         folder = options.checkpoints / LEDGERS
@@ -335,7 +335,7 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        measured = by_party and isinstance(action, Evaluated)  # every party measures
+        measured = by_party and isinstance(action, Evaluated)  # every party measures its scores
         if name == reporter or server is None or measured or isinstance(action, Collapsed):
             telemetry.observe(action)
             if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
@@ -360,13 +360,13 @@ def _run_scripts(
         run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
-        run_alone(run(partial(client_lower, train=client_training)), each)
-    elif server is not None and not server.progress.round:  # likewise; without warm start these scripts do nothing
+        run_alone(run(partial(client_lower_stage, train=client_training)), each)
+    elif server is not None and not server.progress.round:  # the same for warm steps, if there are any
         run_alone(run(take_warm_steps), each)
     if server is not None and clients[0].stages is not None:
         run_with_server(server_release(server), run(client_release))
         run_alone(run(client_training), each)
-        run_with_server(server_final(server), run(client_final))
+        run_with_server(server_final_test(server), run(client_final_test))
     elif server is not None:
         run_with_server(server_script(server), run(client_result if alone else client_script))
     else:
@@ -376,7 +376,7 @@ def _run_scripts(
 def _find_reporter(clients: Sequence[Client]) -> str | None:
     """Return the role whose losses and metrics the report shows.
 
-    None stands for the server. Where it has none, the first client with labels reports.
+    None means the server. If the server has no losses and metrics, the first client with labels reports.
     """
     if not keeps_scores(clients[0].requested):
         return None
@@ -397,9 +397,9 @@ def _build_report(
         config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
         alone=None if together else [client.name for client in clients],
-        per_client=not together and not method_of(config).one_party,
+        per_client=not together and not find_method(config).one_party,
         parties=map(_summarize, clients),
-        weights_sha256=(weights_digest(client.progress.best_weights) for client in clients),
+        weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
         race=None if server is None else summarize_race(server),
         ledgers={client.name: client.release.ledger for client in clients},
@@ -411,9 +411,9 @@ def _build_report(
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
     """Return the number of clients that compute at the same time."""
-    if any(backbone_class(each.model).uses_torch_generator for each in list_candidates(config)):
+    if any(find_backbone(each.model).uses_torch_generator for each in list_candidates(config)):
         return 1
-    return max(1, min(num_clients, cores() if requested is None else requested))
+    return max(1, min(num_clients, count_cores() if requested is None else requested))
 
 
 def _summarize(client: Client) -> PartySummary:

@@ -1,8 +1,8 @@
-"""A server that splits the view: it sends zeros instead of an aggregate to all parties but one.
+"""An attack by a server that splits the view: it sends zeros instead of an aggregate to all parties but one.
 
-The next aggregate then depends on that one party's data, up to a constant of the others. A server that sees only sums
-(masks) would read the party's representation from it, unless the masks depend on the broadcasts that each party
-received. Without masks the server reads every message anyway, and the attack shows only that it works.
+The next aggregate then depends on that party's data, apart from a constant that the others add. With masks, a server
+sees only sums, but could read the party's representation from this sum, unless the masks depend on the broadcasts that
+each party received. Without masks the server reads every message anyway; then the attack is a check of itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glasu.protocol.messages import Joint, Message, Partial
 from glasu.protocol.requests import Event, RoundDone
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.transcript import RecordedRun
-from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, encodings_of
+from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
 from glasu.wire.message_key import Phase
 
 MEASURE = "squared correlation"
@@ -41,11 +41,11 @@ def attack_by_splitting(
         parties: the data of all parties.
         config: the settings; at least two layers must aggregate.
         target: the party whose representation the server wants.
-        secrets: of the parties, by name; None: derived from the seed.
+        secrets: the secrets of the parties, by name; None: derived from the seed.
 
     Returns:
-        What the server learns about the part of the target from its message, from the sums of an honest round, and
-        from the sums of the split round. The truth is the part that the target sends without protection.
+        How much of the target's part the server learns from its message, from the sums of an honest round, and from
+        the sums of the split round. The true part is the one that the target sends without protection.
     """
     names = [party.name for party in parties]
     layers = config.model.aggregation_layers
@@ -61,7 +61,7 @@ def attack_by_splitting(
     _, honest = _run_round(parties, config, index, last, secrets, split=False)
     found = []
     for name, rows in (("its message", sent), ("sums, honest", honest), ("sums, view split", split)):
-        score = 0.0 if rows is None or truth is None else squared_correlation(rows, truth)
+        score = 0.0 if rows is None or truth is None else measure_squared_correlation(rows, truth)
         found.append(AttackResult(f"view of {target}: {name}", "server", target, MEASURE, score, 0.0, 0.0))
     return found
 
@@ -77,7 +77,7 @@ def _run_round(
 ) -> tuple[Values | None, Values | None]:
     """Run one round; return the target's message and the aggregate at a layer; None if the run failed before."""
 
-    hides_in_ciphertexts = isinstance(encodings_of(config)["representation"], Ciphertexts)
+    hides_in_ciphertexts = isinstance(make_encodings(config)["representation"], Ciphertexts)
 
     def deliver(message: Message, client: int) -> Message:
         lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer
@@ -98,7 +98,7 @@ def _run_round(
             simulate(parties, config, options)
         except _EnoughError:
             pass
-        except TrainingError:  # masks that do not cancel may end in values without meaning
+        except TrainingError:  # if masks do not cancel, the sums are random numbers
             if not split:
                 raise
         transcript = RecordedRun(Path(folder))
@@ -110,7 +110,7 @@ def _run_round(
     return (own[0] if own else None), (sums[0] if sums else None)
 
 
-def squared_correlation(rows: Values, truth: Values) -> float:
+def measure_squared_correlation(rows: Values, truth: Values) -> float:
     """Return the squared correlation of two matrices, the mean over the columns of the truth that vary."""
     first, second = (np.asarray(each, np.float64) - each.mean(axis=0, dtype=np.float64) for each in (rows, truth))
     product, lengths = (first * second).sum(axis=0), np.square(first).sum(axis=0) * np.square(second).sum(axis=0)

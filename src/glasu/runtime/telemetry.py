@@ -46,7 +46,7 @@ from glasu.report import (
     SubsetScores,
     Traffic,
     WarmStart,
-    versions,
+    list_versions,
 )
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
@@ -180,7 +180,7 @@ class Telemetry:
             clock: returns seconds.
             traffic: a counter that the caller reads during the run.
             parts: the activities that the stopwatches measure.
-            compiling: returns the seconds that this process has spent compiling; None leaves them out of the report.
+            compiling: returns the seconds that this process has spent compiling; None omits them from the report.
         """
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
@@ -192,7 +192,7 @@ class Telemetry:
         self._watches = [self.watch]
         self._before = Seconds()  # seconds of earlier processes
         self._parts = tuple(parts)
-        # Both clocks run since the start of this process; `_start` has their readings at that time.
+        # Both clocks started with this process; `_start` has their readings at that time.
         self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
         self._start = {name: read() for name, read in self._clocks.items()}
 
@@ -278,10 +278,10 @@ class Telemetry:
             race: the choice of the preset; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
-            ledgers: by party; None: a server has none.
+            ledgers: the ledgers, by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
-            masks: of the run; None without masks.
-            notes: about the data.
+            masks: the masks of the run; None without masks.
+            notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
         by_party = [[entry for entry in self.evaluations if entry.event.party == name] for name in names]
@@ -290,7 +290,7 @@ class Telemetry:
         if per_client and self.propagated:
             found = [self.propagated.get(name or "") for name in names]
             test, validation = (
-                replace(scores, per_client_propagation=tuple(_first_metric(each, split) for each in found))
+                replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
                 for scores, split in ((test, "test"), (validation, "validation"))
             )
             better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
@@ -298,15 +298,15 @@ class Telemetry:
         cost, warm = self.cost(), self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
-                "joint training did not help: on validation no joint model is better than the mean of what the parties "
-                "predict alone after the warm start. That mean is the selected model."
+                "joint training did not help: on validation no joint model is better than the mean of the predictions "
+                "that the parties make alone after the warm start. That mean is the selected model."
             )
         return RunReport(
             config=config,
             test=test,
             validation=validation,
             history=_list_history(by_party),
-            losses=tuple(_mean([own[index] for own in losses if index < len(own)]) for index in range(longest)),
+            losses=tuple(_average([own[index] for own in losses if index < len(own)]) for index in range(longest)),
             traffic=cost.traffic,
             seconds=cost.seconds,
             parties=tuple(parties),
@@ -317,7 +317,7 @@ class Telemetry:
             warm_start=warm,
             weights_sha256=tuple(weights_sha256),
             privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks),
-            versions=versions(config),
+            versions=list_versions(config),
         )
 
     def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
@@ -349,8 +349,8 @@ class Telemetry:
             weights_sha256: the digest of its selected weights.
             ledger: the ledger of its releases.
             prepared: the preparation of its features.
-            masks: of the run; None without masks.
-            losses: of this party, in every round.
+            masks: the masks of the run; None without masks.
+            losses: the losses of this party, one per round.
         """
         cost, party = self.cost(), identity.names[identity.index]
         own = party if evaluates_once(config) else None
@@ -367,7 +367,7 @@ class Telemetry:
             weights_sha256=(weights_sha256,),
             prepared=prepared,
             privacy=replace(PrivacySummary.of(config, {party: ledger}, GIVEN), masks=masks),
-            versions=versions(config),
+            versions=list_versions(config),
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
             losses=tuple(losses) if reports else None,
@@ -400,7 +400,7 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         found += [event for event in events if split == "test" or event.improved][-1:]
-    if not found:  # the parties keep their scores, and this is the server
+    if not found:  # this is the server, and the parties keep their scores
         return SplitScores({})
     combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
     own = combined
@@ -409,10 +409,10 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
         own = tuple(next(iter(first)) for first in firsts)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
-    return SplitScores(_mean_metrics(found), round=chosen, per_client=own)
+    return SplitScores(_average_metrics(found), round=chosen, per_client=own)
 
 
-def _first_metric(event: Propagated | None, split: str) -> float | None:
+def _find_first_metric(event: Propagated | None, split: str) -> float | None:
     """Return the first metric of label propagation; None at a party without edges."""
     return None if event is None else next(iter(event.metrics[split].values()))
 
@@ -431,8 +431,8 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
         entries.append(
             HistoryEntry(
                 round=round_index,
-                loss=_mean(losses) if losses else None,
-                metrics=_mean_metrics(events),
+                loss=_average(losses) if losses else None,
+                metrics=_average_metrics(events),
                 bytes=max(entry.bytes for entry in found),
                 exchanges=max(entry.exchanges for entry in found),
                 seconds=max(entry.seconds for entry in found),
@@ -441,9 +441,9 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
     return tuple(entries)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _mean_metrics(events: Sequence[Evaluated]) -> dict[str, float]:
-    return {name: _mean([event.metrics[name] for event in events]) for name in events[0].metrics}
+def _average_metrics(events: Sequence[Evaluated]) -> dict[str, float]:
+    return {name: _average([event.metrics[name] for event in events]) for name in events[0].metrics}

@@ -32,11 +32,11 @@ from glasu.data.preprocessing import Preparation
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
-from glasu.model.backbones import backbone_class
+from glasu.model.backbones import find_backbone
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
-from glasu.model.split import weights_digest
-from glasu.model.task import task_of
+from glasu.model.split import digest_weights
+from glasu.model.task import make_task
 from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.prediction import client_prediction, server_prediction
@@ -47,9 +47,9 @@ from glasu.records import parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
 from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
-from glasu.runtime.inprocess import Running, one_thread_each, run_alone, run_together
+from glasu.runtime.inprocess import Running, open_client_map, run_alone, run_together
 from glasu.runtime.policy_file import PolicyFile
-from glasu.runtime.simulation import as_parties, make_clients, make_server, name_run
+from glasu.runtime.simulation import check_party_list, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
@@ -102,7 +102,7 @@ class TrainedModel:
     convolution: Convolution | None = None
     subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
     ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
-    # With masks: the ranges of the columns of representations, by layer, as all parties know them.
+    # With masks: the ranges of the columns of representations, by layer. All parties know them.
     ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -117,7 +117,7 @@ class TrainedModel:
                     file=f"{client.name}.safetensors",
                     preparation=client.data.preparation,
                     columns_sha256=client.party.columns_digest(),
-                    weights_sha256=weights_digest(client.progress.best_weights),
+                    weights_sha256=digest_weights(client.progress.best_weights),
                     alpha=client.progress.alpha,
                 )
                 for client in clients
@@ -166,24 +166,24 @@ class TrainedModel:
             nodes: positions of the requested nodes, or a mask over all nodes; all by default.
             party: after standalone training, the party whose model predicts.
             traffic: counts the messages.
-            ledgers: folder of the parties' ledgers; None: nothing is entered in a file.
-            policies: by party.
+            ledgers: folder of the parties' ledgers; None: nothing is recorded in a file.
+            policies: the policies, by party.
         """
-        parties = prepare_parties(self.config, as_parties(parties))
+        parties = prepare_parties(self.config, check_party_list(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
             chosen = self.among(names)
             return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
-        nodes = _positions(nodes, parties[0].num_nodes)
+        nodes = _find_positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
-        with one_thread_each():
+        with open_client_map():
             prepared = self.add_unknown_labels(parties)
             preparations = [client.preparation for client in self.clients]
             clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
             for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
                 load_weights(client, entry, weights, self)
-            query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(weights_digest, self.weights)
+            query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(digest_weights, self.weights)
             digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
             name_run(clients, self.config.digest(), query, *digests)
             running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
@@ -198,7 +198,7 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # else all are equal
+        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # or any: all are equal
         scores: NDArray[Any] = found.result
         return scores
 
@@ -242,11 +242,11 @@ class TrainedModel:
         party: str | None = None,
     ) -> NDArray[Any]:
         """Return class names or numbers, shape (n,); for a multi-label task 0 or 1 per class, shape (n, classes)."""
-        return task_of(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
+        return make_task(self.config.train).predict(self.scores(parties, nodes, party=party), self.classes)
 
     def add_unknown_labels(self, parties: Sequence[PartyData]) -> list[PartyData]:
-        """Give every party the classes and unknown labels, because a prediction reads no labels."""
-        unknown = task_of(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
+        """Return the parties with the model's classes and unknown labels, because a prediction reads no labels."""
+        unknown = make_task(self.config.train).unknown_labels(parties[0].num_nodes, self.classes)
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
@@ -262,13 +262,13 @@ class TrainedModel:
                 )
             if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
-                    f"party {party.name!r}: its feature columns have other names, or another order, than in training."
+                    f"party {party.name!r}: its feature columns differ from the training in names or order."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder, readable for its owner only. An earlier model in the folder is replaced.
+        """Write the model to a folder, readable by its owner only. An earlier model in the folder is replaced.
 
         The manifest is written last and holds the digest of every file, so a mixture of two models is detected.
         """
@@ -327,7 +327,7 @@ class TrainedModel:
 
 
 def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:
-    """Return the subsets that a client with labels has scored; a metric that is not defined is left out."""
+    """Return the subsets that a client with labels has scored; a metric that is not defined is omitted."""
     return tuple(
         SubsetScores(names, {name: value for name, value in found.items() if math.isfinite(value)})
         for names, found in client.progress.subsets.items()
@@ -363,15 +363,15 @@ def _list_ranges(client: Client) -> dict[str, tuple[float, ...]]:
 def write_predictions(
     path: Path, ids: NDArray[Any], scores: NDArray[Any], classes: Sequence[str], train: TrainConfig
 ) -> None:
-    """Write one row per id to a .parquet or .csv file, atomically and readable for its owner only."""
-    columns = {"id": ids.tolist(), **task_of(train).columns(scores, classes)}
+    """Write one row per id to a .parquet or .csv file, atomically and readable by its owner only."""
+    columns = {"id": ids.tolist(), **make_task(train).columns(scores, classes)}
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".predictions-") as temporary:
         write_table(columns, Path(temporary) / path.name)
         put_in_place(Path(temporary) / path.name, path, 0o600)
 
 
 def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor], model: TrainedModel) -> None:
-    """Give a client its part of a trained model."""
+    """Load a client's part of a trained model."""
     client.progress.alpha, client.progress.ensemble = entry.alpha, model.ensemble
     for layer, values in model.ranges.items():
         client.release.grids.ranges["representation", int(layer)] = torch.tensor(values, dtype=torch.float64)
@@ -406,8 +406,8 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
         weights: dict[str, Tensor] = load(file.read_bytes())
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
-    if weights_digest(weights) != client.weights_sha256:
-        raise DataError(f"{file}: its weights are not the ones that {MODEL_FILE} names; train again, or restore it.")
+    if digest_weights(weights) != client.weights_sha256:
+        raise DataError(f"{file}: its weights differ from those that {MODEL_FILE} names; train again, or restore it.")
     _refuse_larger_model(config, client, weights, folder / MODEL_FILE)
     return weights
 
@@ -415,7 +415,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if backbone_class(model).takes_convolution:  # the weights of a user's convolution are unknown
+    if find_backbone(model).takes_convolution:  # the weights of a user's convolution are unknown
         return
     least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
@@ -426,7 +426,7 @@ def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[s
         )
 
 
-def _positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
+def _find_positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
     """Return the requested nodes as positions."""
     if nodes is None:
         return np.arange(num_nodes)

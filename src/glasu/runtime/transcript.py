@@ -1,10 +1,10 @@
-"""A transcript: every message of a run as bytes, for attacks on what a role sees. Recording is off by default.
+"""A transcript: every message of a run as bytes, for attacks on the messages of a role. Recording is off by default.
 
 transcript/manifest.json   schema, run, parties, settings, number of nodes, format of the messages
 transcript/messages.bin    records: receiver (u16), length (u64), then the message as `message_bytes` encodes it
 
-The file holds what left the clients, so it is as confidential as the data of the run: it has mode 0600. It contains no
-secret and no key. A resumed run appends, so messages of redone rounds occur twice, as they did on the wire.
+The file contains all messages of the clients, so it is as confidential as the data of the run: it has mode 0600. It
+contains no secret and no key. A resumed run appends, so messages of repeated rounds occur twice, as on the wire.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, DataError, ProtocolError
 from glasu.files import name_file, write_atomically
-from glasu.protocol.message_bytes import decode, encode, format_number, read_header
+from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
 from glasu.protocol.messages import Message, TensorMessage
 from glasu.records import parse_json, read_record, to_plain
-from glasu.wire.encodings import encodings_of
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
 
 TRANSCRIPT = "transcript"  # the folder in the output folder of a run
@@ -42,7 +42,7 @@ class TranscriptManifest:
     """The content of manifest.json."""
 
     schema: Literal[1]
-    format: int  # of the messages
+    format: int  # format number of the messages
     run: str  # hexadecimal
     parties: tuple[str, ...]
     num_nodes: int
@@ -54,7 +54,7 @@ class TranscriptManifest:
 
 
 class TranscriptWriter:
-    """Appends messages to a transcript. The messages of one process come in the order in which they travelled."""
+    """Appends messages to a transcript, in the order in which they are sent."""
 
     def __init__(
         self, folder: Path, config: RunConfig, parties: Sequence[str], run: bytes, num_nodes: int, *, fresh: bool
@@ -62,16 +62,16 @@ class TranscriptWriter:
         """Create the files, or continue those of the same run after its last complete record.
 
         Args:
-            folder: of the transcript.
+            folder: the folder of the transcript.
             config: the settings of the run, as requested.
             parties: all parties in client order.
             run: the id of the run.
             num_nodes: N.
-            fresh: remove an earlier transcript.
+            fresh: whether to remove an earlier transcript.
         """
         self.path = folder / MESSAGE_FILE
         manifest = TranscriptManifest(
-            1, format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
+            1, compute_format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
         )
         content = json.dumps(to_plain(manifest), indent=1).encode()
         if fresh:
@@ -91,7 +91,7 @@ class TranscriptWriter:
             self._file.write(RECORD.pack(receiver, len(content)) + content)
 
     def close(self) -> None:
-        """Write the rest to the file."""
+        """Write buffered messages and close the file."""
         with name_file(self.path):
             self._file.close()
 
@@ -127,7 +127,7 @@ class RecordedTensor(NamedTuple):
     """A tensor of the protocol, its chunks put together, as a receiver decodes it."""
 
     sender: int
-    key: Key  # of the first chunk
+    key: Key  # the key of the first chunk
     rows: Rows
 
 
@@ -135,7 +135,7 @@ class RecordedRun:
     """A recorded run. Every length, key and number is checked when the file is opened."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a transcript; raise DataError if it is incomplete or not one of this version."""
+        """Open a transcript; raise DataError if it is incomplete or was written by another version."""
         self.folder = folder
         try:
             content = (folder / MANIFEST_FILE).read_bytes()
@@ -146,10 +146,10 @@ class RecordedRun:
             ) from None
         value = parse_json(content, str(folder / MANIFEST_FILE))
         self.manifest = read_record(TranscriptManifest, value, str(folder / MANIFEST_FILE))
-        if self.manifest.format != format_number():
+        if self.manifest.format != compute_format_number():
             raise DataError(f"{folder}: the messages have the format of another version; record the run again.")
         self.config = RunConfig.from_dict(self.manifest.config, str(folder / MANIFEST_FILE))
-        self.encodings = encodings_of(self.config)
+        self.encodings = make_encodings(self.config)
         self.entries = tuple(self._read_entries())
 
     def _read_entries(self) -> Iterator[RecordedMessage]:
@@ -191,7 +191,7 @@ class RecordedRun:
             raise DataError(f"{self.folder / MESSAGE_FILE}, byte {entry.start}: {error}") from None
 
     def view(self, role: str) -> RoleView:
-        """Return what the server or one party sees.
+        """Return the messages that the server or one party sees.
 
         Args:
             role: "server", or the name of a party.
@@ -219,11 +219,11 @@ class RoleView:
     """The messages that one role sent or received. A message that was repeated counts once."""
 
     transcript: RecordedRun
-    index: int  # of the client, or SERVER
+    index: int  # index of the client, or SERVER
     entries: tuple[RecordedMessage, ...]
 
     def messages(self, kind: type[MessageT], phase: Phase | None = None) -> Iterator[tuple[RecordedMessage, MessageT]]:
-        """Yield the messages of a kind, in the order in which they travelled."""
+        """Yield the messages of a kind, in the order in which they were sent."""
         seen = set()
         for entry in self.entries:
             place = entry.key.about(), entry.receiver

@@ -27,7 +27,8 @@ from glasu.wire.message_key import Key
 from glasu.wire.packing import pack, unpack
 
 Array = NDArray[Any]
-# change: of a representation. owner gradient: that of the one party with labels, which is encrypted for the others.
+# change: a change of a representation. owner gradient: the gradient of the only party with labels, encrypted for the
+# others.
 Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
@@ -183,9 +184,9 @@ class Int8(Encoding):
     keep their bytes when they are concatenated or split. A row with NaN or infinity is refused, because no step can
     represent it.
 
-    Rounding is to nearest or stochastic. Stochastic rounding goes up with a probability equal to the remainder, so the
-    expected value is exact, even for values far below the largest of their row. The random numbers are a function of
-    (seed, phase, round, layer, sender, row, column).
+    Rounding is to nearest or stochastic. Stochastic rounding rounds up with a probability equal to the remainder, so
+    the expected value is exact, even for values far below the largest of their row. The random numbers are a function
+    of (seed, phase, round, layer, sender, row, column).
     """
 
     width: int
@@ -291,12 +292,12 @@ class Integers(Encoding):
 
     @property
     def largest(self) -> int:
-        """The greatest absolute value."""
+        """The largest absolute value."""
         return self.terms * ((1 << (self.bits - 1)) - 1)
 
     @property
     def packed_bits(self) -> int:
-        """The bits of an integer in the message."""
+        """The number of bits of an integer in the message."""
         return (2 * self.largest).bit_length()
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -532,7 +533,7 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
 HIDDEN_ENCODINGS: dict[str, type[Ring]] = {"masks": Ring, "ckks": Ciphertexts}
 
 
-def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
+def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
@@ -540,7 +541,7 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
     the rounding error is part of the next change.
 
-    With masks, all three are integers in a ring as wide as the precision; those of class probabilities have 32 bits.
+    With masks, all kinds of tensors are integers in a ring as wide as the precision; class probabilities have 32 bits.
     With ckks, they are the same integers in ciphertexts.
 
     Args:
@@ -558,6 +559,6 @@ def encodings_of(config: RunConfig, seed: int | Secret | None = None) -> Mapping
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
 
 
-def compute_dtype(config: RunConfig) -> np.dtype[Any]:
+def find_compute_dtype(config: RunConfig) -> np.dtype[Any]:
     """Return the precision in which clients compute."""
-    return encodings_of(config)["representation"].compute_dtype
+    return make_encodings(config)["representation"].compute_dtype

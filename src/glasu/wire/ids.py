@@ -24,7 +24,7 @@ _STEPS = np.array([2 ** (7 * count) for count in range(1, MOST_BYTES)], np.int64
 
 def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
     """Return distinct, increasing ids as bytes."""
-    gaps = _gaps(nodes)
+    gaps = _find_gaps(nodes)
     lengths = 1 + np.searchsorted(_STEPS, gaps, side="right")
     ends = np.cumsum(lengths)
     result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
@@ -36,9 +36,9 @@ def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
     return result
 
 
-def encoded_size(nodes: NDArray[Any]) -> int:
+def measure_encoded(nodes: NDArray[Any]) -> int:
     """Return the number of bytes that `encode` returns."""
-    gaps = _gaps(nodes)
+    gaps = _find_gaps(nodes)
     size, largest = len(gaps), gaps.max(initial=0)
     for step in _STEPS:
         if largest < step:
@@ -60,19 +60,17 @@ def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]
     position = filled = 0
     before = -1
     while position < len(data):
-        gaps, size = _whole_gaps(data[position : position + at_once])
+        gaps, size = _read_gaps(data[position : position + at_once])
         part = np.cumsum(gaps + 1) + before
         if part[-1] > LARGEST:
-            raise ProtocolError(
-                f"node set with the id {part[np.argmax(part > LARGEST)]}: the greatest id is {LARGEST}."
-            )
+            raise ProtocolError(f"node set with the id {part[np.argmax(part > LARGEST)]}: the largest id is {LARGEST}.")
         nodes[filled : filled + len(part)] = part
         before, position, filled = part[-1], position + size, filled + len(part)
     return nodes
 
 
-def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
-    """Return the gaps that end in these bytes, and the number of bytes they take; the last gap may be incomplete."""
+def _read_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
+    """Return the complete gaps in these bytes, and the number of bytes they take; the last gap may be incomplete."""
     ends = np.flatnonzero(data < 0x80)
     size = int(ends[-1]) + 1 if len(ends) else 0
     starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
@@ -87,16 +85,16 @@ def _whole_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
     if ((lengths > 1) & (data[ends] == 0)).any():
         raise ProtocolError("node set with a gap that is longer than necessary: its last byte is zero.")
     if gaps.max(initial=0) > LARGEST:  # checked before the sum, which could overflow
-        raise ProtocolError(f"node set with a gap of {gaps.max()}: the greatest id is {LARGEST}.")
+        raise ProtocolError(f"node set with a gap of {gaps.max()}: the largest id is {LARGEST}.")
     return gaps, size
 
 
 def is_increasing(nodes: NDArray[Any]) -> bool:
-    """Return whether every id is greater than the one before."""
+    """Return whether every id is greater than its predecessor."""
     return bool((nodes[1:] > nodes[:-1]).all())
 
 
-def _gaps(nodes: NDArray[Any]) -> NDArray[np.int64]:
+def _find_gaps(nodes: NDArray[Any]) -> NDArray[np.int64]:
     if len(nodes) and not (is_increasing(nodes) and nodes[0] >= 0 and nodes[-1] <= LARGEST):
         raise ProtocolError(f"node set must contain increasing ids in 0..{LARGEST}.")
     gaps = nodes.astype(np.int64)

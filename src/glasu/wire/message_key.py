@@ -49,7 +49,7 @@ class Key(NamedTuple):
 
     @property
     def topic(self) -> tuple[bytes, Phase, int, int, int]:
-        """The part of the key that a message and its answer have in common: run, phase, round, layer and chunk."""
+        """The part of the key that a message and its answer share: run, phase, round, layer and chunk."""
         return self.run, self.phase, self.round, self.layer, self.chunk
 
     def at(self, layer: int, chunk: int = 0) -> Key:

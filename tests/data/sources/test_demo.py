@@ -9,7 +9,7 @@ from sklearn.svm import SVC
 
 from glasu.config import DataConfig, RunConfig
 from glasu.data.alignment import check_parties
-from glasu.data.sources.demo import LOYALTY, SURPRISING, news_service
+from glasu.data.sources.demo import LOYALTY, SURPRISING, draw_news_service
 from glasu.data.sources.synthetic import draw_graph
 
 every_seed = pytest.mark.parametrize("seed", range(5))
@@ -17,7 +17,7 @@ every_seed = pytest.mark.parametrize("seed", range(5))
 
 @pytest.fixture(scope="module")
 def departments():
-    return news_service(seed=0)
+    return draw_news_service(seed=0)
 
 
 def average_over_followed(network, features):
@@ -45,7 +45,7 @@ def predict(model, features, party):
 
 @every_seed
 def test_no_department_and_no_average_of_departments_sees_the_interest(seed):
-    profile, follower, reading = parties = news_service(seed)
+    profile, follower, reading = parties = draw_news_service(seed)
     degree = np.diff(follower.graph.indptr)[:, None]
     views = [profile.features, np.hstack([follower.features, degree]), reading.features]
     probabilities = []
@@ -64,7 +64,7 @@ def test_no_department_and_no_average_of_departments_sees_the_interest(seed):
 
 @every_seed
 def test_profiles_of_the_followed_users_and_reading_together_show_the_interest(seed):
-    profile, follower, reading = news_service(seed)
+    profile, follower, reading = draw_news_service(seed)
     together = np.hstack([average_over_followed(follower, profile.features), reading.features])
     assert accuracy(predict(SVC(), together, profile), profile) > 0.85
     assert accuracy(predict(LogisticRegression(), together, profile), profile) < 0.7  # the sum of two effects does not
@@ -96,7 +96,7 @@ def test_the_follower_network_has_celebrities(departments):
 
 
 def test_the_same_seed_gives_the_same_service_and_another_seed_another(departments):
-    again, other = news_service(seed=0), news_service(seed=1)
+    again, other = draw_news_service(seed=0), draw_news_service(seed=1)
     for before, after in zip(departments, again, strict=True):
         np.testing.assert_array_equal(before.features, after.features)
         np.testing.assert_array_equal(before.graph.indices, after.graph.indices)
@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_service_and_another_seed_another(departmen
 
 @pytest.mark.parametrize("num_users", [12, 100])
 def test_a_small_service_works_too(num_users):
-    assert [party.num_nodes for party in news_service(seed=0, num_users=num_users)] == [num_users] * 3
+    assert [party.num_nodes for party in draw_news_service(seed=0, num_users=num_users)] == [num_users] * 3
 
 
 def synthetic_graph(**sizes):

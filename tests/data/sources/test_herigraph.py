@@ -153,7 +153,7 @@ def test_other_columns_are_refused_with_the_expected_ones(root, changes, said):
     ("file", "old", "new", "said"),
     [
         ("Attribute_Labels.csv", str(IDS[5]), "17", "is a post that Visual_Features.csv does not have"),
-        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "the id is in an earlier row too"),
+        ("Attribute_Labels.csv", str(IDS[5]), str(IDS[6]), "the id is also in an earlier row"),
         ("Edge_List.csv", str(IDS[5]), "17", "is a post that Visual_Features.csv does not have"),
         ("Visual_Features.csv", "5.981", "", "is empty"),
         ("Visual_Features.csv", "5.981", "five", "is not a number"),

@@ -23,7 +23,7 @@ from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
 from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
-from glasu.network.facts import server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
@@ -165,7 +165,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    admission = Admission(server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
+    admission = Admission(collect_server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)
@@ -347,7 +347,7 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
         ("a", {"party": "a", "run": "00"}, [], "bad      folder: holds a run that started with other data"),
-        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run"),
+        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of a run other than"),
         ("server", {}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a"}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a", "run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
@@ -399,7 +399,7 @@ def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):
         (3, "https://localhost:1", "give host:port without https://"),
         (3, "localhost:999999", "port 999999 is above 65535"),
         (1, "nowhere", "no such folder"),
-        (0, "doctor --set train.seed=1", "settings belong to the server"),
+        (0, "doctor --set train.seed=1", "only the server has settings"),
     ],
 )
 def test_bad_input_is_exit_code_2(place, word, said, folders, kits, capsys):

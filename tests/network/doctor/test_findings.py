@@ -18,7 +18,7 @@ from glasu.data.party import Splits
 from glasu.network.admission import Admission
 from glasu.network.doctor import machine
 from glasu.network.doctor.data import check_data, check_settings
-from glasu.network.facts import server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.network.server_session import ServerSession
@@ -89,7 +89,7 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 
 @contextmanager
 def doctor_at(kits):
-    admission = Admission(server_facts("dry run"), settings(), "abc", "dry-run", None, dict)
+    admission = Admission(collect_server_facts("dry run"), settings(), "abc", "dry-run", None, dict)
     session = ServerSession("abc", admission, "dry-run", wait=60.0, log=LOG)
     with Listener(session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:
         listener.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glasu.privacy.attacks.edges import Draws, encode_edges, put_first, rank_pairs, share_of_edges
+from glasu.privacy.attacks.edges import Draws, encode_edges, measure_edge_share, put_first, rank_pairs
 
 NODES = 60
 
@@ -24,7 +24,7 @@ def plant(rounds: int, *, known: bool) -> tuple[np.ndarray, Draws]:
 @pytest.mark.parametrize(("known", "least"), [(True, 0.9), (False, 0.7)])
 def test_neighbours_that_are_drawn_together_are_found(known, least):
     edges, draws = plant(2000, known=known)
-    assert share_of_edges(rank_pairs([draws], NODES), edges) >= least
+    assert measure_edge_share(rank_pairs([draws], NODES), edges) >= least
 
 
 def test_draws_that_do_not_depend_on_the_graph_give_no_edges():
@@ -32,12 +32,12 @@ def test_draws_that_do_not_depend_on_the_graph_give_no_edges():
     edges, draws = plant(500, known=True)
     drawn = [np.union1d(batch, rng.choice(NODES, 4, replace=False)) for batch in draws.targets]
     chance = len(edges) / (NODES * (NODES - 1) / 2)
-    assert share_of_edges(rank_pairs([Draws(draws.targets, drawn)], NODES), edges) <= 4 * chance
+    assert measure_edge_share(rank_pairs([Draws(draws.targets, drawn)], NODES), edges) <= 4 * chance
 
 
 def test_without_sets_there_is_nothing_to_rank():
     assert rank_pairs([], NODES).size == 0
-    assert share_of_edges(rank_pairs([], NODES), np.array([1, 2])) == 0
+    assert measure_edge_share(rank_pairs([], NODES), np.array([1, 2])) == 0
 
 
 def test_an_edge_counts_once_whatever_its_direction_and_a_loop_never():
@@ -49,4 +49,4 @@ def test_own_edges_are_guessed_first_and_only_once():
 
 
 def test_the_share_counts_as_many_guesses_as_there_are_edges():
-    assert share_of_edges(np.array([1, 9, 2]), np.array([1, 2])) == 0.5
+    assert measure_edge_share(np.array([1, 9, 2]), np.array([1, 2])) == 0.5

@@ -7,9 +7,9 @@ from sklearn.metrics import r2_score
 
 from glasu.privacy.attacks.features import (
     choose_known,
-    explained_share,
     guess_features,
-    share_of_words,
+    measure_r2,
+    measure_word_share,
     subtract_own,
 )
 
@@ -21,14 +21,14 @@ def test_a_linear_map_of_the_features_gives_them_all():
     features = rng.standard_normal((NODES, 5))
     observed = features @ rng.standard_normal((5, 12))
     known = choose_known(NODES, 0.5, 0)
-    assert explained_share(guess_features(observed, features, known), features[~known]) > 0.999
+    assert measure_r2(guess_features(observed, features, known), features[~known]) > 0.999
 
 
 def test_noise_gives_nothing():
     rng = np.random.default_rng(0)
     features, known = rng.standard_normal((NODES, 5)), choose_known(NODES, 0.5, 0)
     guesses = guess_features(rng.standard_normal((NODES, 12)), features, known)
-    assert abs(explained_share(guesses, features[~known])) < 0.1
+    assert abs(measure_r2(guesses, features[~known])) < 0.1
 
 
 def test_features_at_unknown_nodes_are_not_read():
@@ -47,13 +47,13 @@ def test_without_observations_the_guess_is_the_mean_of_the_known_rows():
 def test_r2_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     truth, guesses = rng.random((30, 4)), rng.random((30, 4))
-    np.testing.assert_allclose(explained_share(guesses, truth), r2_score(truth, guesses))
+    np.testing.assert_allclose(measure_r2(guesses, truth), r2_score(truth, guesses))
 
 
 def test_a_row_with_k_words_has_k_guesses():
     features = np.array([[1, 1, 0, 0], [0, 0, 0, 1]])
     guesses = np.array([[0.9, 0.1, 0.5, 0.2], [0.1, 0.2, 0.3, 0.4]])
-    assert share_of_words(guesses, features) == 2 / 3
+    assert measure_word_share(guesses, features) == 2 / 3
 
 
 def test_known_rows_are_the_given_share_and_depend_on_the_seed():

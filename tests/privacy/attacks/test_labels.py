@@ -10,10 +10,10 @@ from glasu.privacy.attacks.labels import (
     choose_labelled,
     cluster_rows,
     complete_model,
-    directions,
     match_classes,
     match_gradients,
-    shuffle,
+    normalize_rows,
+    shuffle_labels,
     solve_labels,
 )
 
@@ -46,7 +46,7 @@ def test_another_classifier_gives_no_labels():
 
 def test_clusters_of_gradients_are_the_classes_up_to_their_names():
     gradients, _, labels, _ = plant()
-    assert match_classes(cluster_rows(directions(gradients), CLASSES, 0), labels, CLASSES) == 1.0
+    assert match_classes(cluster_rows(normalize_rows(gradients), CLASSES, 0), labels, CLASSES) == 1.0
 
 
 def test_gradient_matching_finds_the_classes_without_the_classifier():
@@ -58,7 +58,7 @@ def test_one_known_label_of_each_class_names_the_clusters():
     gradients, _, labels, _ = plant()
     known = choose_labelled(labels, 1, 0)
     assert known.sum() == CLASSES
-    assert (complete_model(directions(gradients), labels, known) == labels[~known]).mean() == 1.0
+    assert (complete_model(normalize_rows(gradients), labels, known) == labels[~known]).mean() == 1.0
 
 
 def test_without_rows_the_guess_is_the_most_frequent_known_label():
@@ -71,13 +71,13 @@ def test_labels_at_unknown_nodes_are_not_read():
     gradients, _, labels, _ = plant()
     known = choose_labelled(labels, 2, 0)
     hidden = np.where(known, labels, 0)
-    expected = complete_model(directions(gradients), labels, known)
-    assert np.array_equal(complete_model(directions(gradients), hidden, known), expected)
+    expected = complete_model(normalize_rows(gradients), labels, known)
+    assert np.array_equal(complete_model(normalize_rows(gradients), hidden, known), expected)
 
 
 def test_a_random_order_is_chance():
     labels = np.arange(300) % CLASSES
-    shuffled = shuffle(labels, 0)
+    shuffled = shuffle_labels(labels, 0)
     assert np.array_equal(np.bincount(shuffled), np.bincount(labels))
     assert match_classes(shuffled, labels, CLASSES) < 0.45
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from glasu.privacy.attacks.membership import area_under_curve, certainty, count_common
+from glasu.privacy.attacks.membership import compute_roc_auc, count_common, measure_certainty
 
 
 def test_the_area_is_that_of_scikit_learn_also_with_ties():
     rng = np.random.default_rng(0)
     scores, members = rng.integers(0, 5, 80), rng.random(80) < 0.3
-    np.testing.assert_allclose(area_under_curve(scores, members), roc_auc_score(members, scores))
-    assert np.isnan(area_under_curve(scores, np.zeros(80, bool)))
+    np.testing.assert_allclose(compute_roc_auc(scores, members), roc_auc_score(members, scores))
+    assert np.isnan(compute_roc_auc(scores, np.zeros(80, bool)))
 
 
 def test_nodes_in_the_sets_of_all_clients_are_those_of_the_batches():
@@ -19,8 +19,8 @@ def test_nodes_in_the_sets_of_all_clients_are_those_of_the_batches():
     for _ in range(60):
         batch = rng.choice(20, 5, replace=False)
         rounds.append([np.union1d(batch, rng.choice(50, 6, replace=False)) for _ in range(3)])
-    assert area_under_curve(count_common(rounds, 50), members) > 0.95
+    assert compute_roc_auc(count_common(rounds, 50), members) > 0.95
 
 
 def test_certainty_is_the_greatest_probability():
-    assert certainty(np.array([[0.2, 0.8], [0.5, 0.5]])).tolist() == [0.8, 0.5]
+    assert measure_certainty(np.array([[0.2, 0.8], [0.5, 0.5]])).tolist() == [0.8, 0.5]

@@ -6,7 +6,7 @@ This module imports without torch, because the server loads it too. `layers` nee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,9 +145,10 @@ class Smoothed(Multiclass):
         own = {"top_2_accuracy": (likeliest == labels[:, None]).any(axis=1).mean(), "brier": (errors**2).sum(1).mean()}
         return {**super().measure(scores, labels), **{name: float(value) for name, value in own.items()}}
 
-    def describe(self, scores: Array, classes: Sequence[str]) -> list[str]:
-        names = super().describe(scores, classes)
-        return [f"{name} ({best:.2f})" for name, best in zip(names, scores.max(axis=1), strict=True)]
+    def columns(self, scores: Array, classes: Sequence[str]) -> dict[str, Any]:
+        columns = super().columns(scores, classes)
+        pairs = zip(columns["prediction"], scores.max(axis=1), strict=True)
+        return {**columns, "prediction": [f"{name} ({best:.2f})" for name, best in pairs]}
 
 
 registry.register("sampler", "first-neighbors", FirstNeighbors)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from glasu.model.blocks import Block
-from glasu.model.layers import Hidden, Layer, Projection, mix_rows, rows_of
+from glasu.model.layers import Hidden, Layer, Projection, mix_rows, take_rows
 
 
 class TwoMatricesLayer(Layer):
@@ -21,7 +21,7 @@ class TwoMatricesLayer(Layer):
         return self.neighbors(hidden)
 
     def propagate(self, prepared: Hidden, hidden: Hidden | None, initial: Tensor | None, block: Block) -> Tensor:
-        return mix_rows(block, prepared) + self.own(rows_of(prepared, block.positions))
+        return mix_rows(block, prepared) + self.own(take_rows(prepared, block.positions))
 
 
 def smoothed_loss(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[float, Tensor]:

@@ -37,12 +37,12 @@ class Workspace:
         return writer
 
     def keep(self, name: str, array: NDArray[Any]) -> str:
-        """Copy an array in pieces, unless this workspace holds it already; return its name in this workspace."""
+        """Copy an array in pieces, unless this workspace already holds it; return its name in this workspace."""
         for known, held in self.arrays.items():
             if held is array:
                 return known
         writer = self.writer(name, array.dtype, array.shape[1] if array.ndim == 2 else None)
-        for rows in row_pieces(array, self.piece_bytes):
+        for rows in divide_rows(array, self.piece_bytes):
             writer.append(array[rows])
         writer.finish()
         return name
@@ -108,7 +108,7 @@ class ArrayWriter:
         return self._file.tell()
 
 
-def row_pieces(array: NDArray[Any], piece_bytes: int = ARRAY_PIECE) -> list[slice]:
+def divide_rows(array: NDArray[Any], piece_bytes: int = ARRAY_PIECE) -> list[slice]:
     """Divide the rows of an array into pieces of bounded size; an array without rows has one empty piece."""
     length = len(array)
     size = max(1, piece_bytes // max(1, array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))))

@@ -67,7 +67,7 @@ class EntryManifest:
 class Cache:
     """A folder of entries, and the limits that decide when and how entries are made."""
 
-    root: Path = field(default_factory=lambda: cache_folder())
+    root: Path = field(default_factory=lambda: find_cache_folder())
     min_bytes: int = 4_000_000  # smaller data is read every time, in less than a quarter of a second
     piece_bytes: int = ARRAY_PIECE
     settle_ns: int = 2_000_000_000  # a file that changed more recently may change again without a new time stamp
@@ -79,7 +79,7 @@ class Cache:
     def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> CacheEntry:
         """Open an entry; make it first if it does not exist or is damaged.
 
-        Several processes may make one entry at the same time: the first one to finish wins, and all read the same bits.
+        Several processes may make one entry at the same time: the first to finish wins, and all read the same bits.
         If the cache folder cannot be written, the entry is made in memory.
 
         Args:
@@ -138,11 +138,11 @@ class Cache:
 def make_key(about: Mapping[str, object]) -> str:
     """Return the name of an entry: a digest of its description and of the versions that make it."""
     decides = {"format": CONTENT, "glasu": __version__, "numpy": np.__version__, **about}
-    return _sha256(json.dumps(decides, sort_keys=True))[:40]
+    return _hash_text(json.dumps(decides, sort_keys=True))[:40]
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloads and converted data: GLASU_CACHE, else the cache folder of the user."""
+def find_cache_folder() -> Path:
+    """Return the folder of downloads and converted data: GLASU_CACHE, or else the cache folder of the user."""
     own = os.environ.get("GLASU_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glasu"
 
@@ -158,22 +158,22 @@ def _write_entry(workspace: Workspace, about: Mapping[str, object], build: Calla
     stamps = {}
     for name in workspace.arrays:
         sync_file(folder / f"{name}{ARRAY_SUFFIX}")
-        stamps[name] = _stamp(folder / f"{name}{ARRAY_SUFFIX}")
+        stamps[name] = _read_stamp(folder / f"{name}{ARRAY_SUFFIX}")
     text = json.dumps(to_plain(EntryManifest(about, stamps, facts)))
-    write_atomically(folder / ENTRY_FILE, f"{_sha256(text)}\n{text}\n".encode())
+    write_atomically(folder / ENTRY_FILE, f"{_hash_text(text)}\n{text}\n".encode())
 
 
 def _open(place: Path) -> CacheEntry | None:
     """Open an entry without reading its arrays; return None if it is missing, incomplete or changed."""
     try:
         digest, text = (place / ENTRY_FILE).read_text(encoding="utf-8").rstrip("\n").split("\n")
-        if _sha256(text) != digest:
+        if _hash_text(text) != digest:
             return None
         manifest = read_record(EntryManifest, parse_json(text, str(place)), str(place))
         arrays = {}
         for name, stamp in manifest.arrays.items():
             path = place / f"{name}{ARRAY_SUFFIX}"
-            if _stamp(path) != stamp:
+            if _read_stamp(path) != stamp:
                 return None
             arrays[name] = map_array(path)
     except (OSError, ValueError, RecordError):
@@ -182,7 +182,7 @@ def _open(place: Path) -> CacheEntry | None:
 
 
 def _make_temporary_folder(place: Path) -> Path | None:
-    """Return a new private folder beside the entry, or None if it cannot be made; delete old temporary folders."""
+    """Return a new private folder next to the entry, or None if it cannot be made; delete old temporary folders."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for old in place.parent.glob(".*"):
@@ -212,11 +212,11 @@ def _publish(temporary: Path, place: Path) -> None:
     sync_folder(place.parent)
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _stamp(path: Path) -> Stamp:
+def _read_stamp(path: Path) -> Stamp:
     found = path.stat()
     return Stamp(found.st_size, found.st_mtime_ns)
 

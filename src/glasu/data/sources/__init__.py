@@ -84,6 +84,6 @@ def find_source(name: str) -> DataSource:
     return source
 
 
-def data_root(root: str | None) -> Path:
-    """Return the folder of raw files: `data.root`, else GLASU_DATA_ROOT, else "data". It is never written to."""
+def find_data_root(root: str | None) -> Path:
+    """Return the folder of raw files: `data.root`, or else GLASU_DATA_ROOT, or else "data". It is never written to."""
     return Path(root or os.environ.get("GLASU_DATA_ROOT") or "data")

@@ -12,7 +12,7 @@ from glasu.data.alignment import align_in_clear, check_parties, keep_labels
 from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
-from glasu.data.methods import method_of, override_settings
+from glasu.data.methods import find_method, override_settings
 from glasu.data.partition import Partition, draw_splits_by_fraction, draw_splits_per_class
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
@@ -38,7 +38,7 @@ class Loaded:
 
 
 def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[PartyData]:
-    """Return the parties of a run, aligned and checked. The method decides the edges and features that each one has.
+    """Return the parties of a run, aligned and checked. The method decides which edges and features each party has.
 
     Args:
         config: the settings.
@@ -73,7 +73,7 @@ def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
 
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
     """Divide or keep the data, so that each party has the edges and features that the method requires."""
-    settings, method = config.data, method_of(config)
+    settings, method = config.data, find_method(config)
     chosen: Partition = registry.load("partition", settings.partition)
     where = repr(settings.name or "data.parties")
     if _is_one_graph(config, data):

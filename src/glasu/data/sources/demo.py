@@ -32,13 +32,13 @@ SURPRISING = 0.08  # the share of users whose interest is independent of all dat
 SPLIT = (0.4, 0.2, 0.4)
 NUM_COLUMNS = 8  # feature columns of "profile" and of "reading"
 CLARITY = 4.0  # distance of the centres of professions and of habits from the origin; noise has variance 1 per column
-HINT = 0.6  # the same for the centres of interests, which profiles and reading reveal a little
+HINT = 0.6  # distance of the centres of interests from the origin: profiles and reading habits reveal a little
 NUM_FOLLOWED = 12.0  # users that a user follows, on average
 LOYALTY = 0.85  # the share of followed users drawn from the field that the user follows
 TAIL = 1.0  # sigma of the log-normal popularity of users: some have hundreds of followers
 
 
-def news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
+def draw_news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
     """Return the departments "profile", "follower" and "reading".
 
     Only "follower" has edges: an edge leads from the followed user to the follower. Its two columns describe the
@@ -65,7 +65,7 @@ def news_service(seed: int, num_users: int = 2400) -> list[PartyData]:
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
-    return RawData([replace(party, splits=None) for party in news_service(config.data_seed)])
+    return RawData([replace(party, splits=None) for party in draw_news_service(config.data_seed)])
 
 
 DEMO = DataSource(_read, SPLIT)

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from glasu.data.cache.parties import read_files
 from glasu.data.graph import Graph, make_undirected
-from glasu.data.sources import DataSource, RawData, Statistics, data_root
-from glasu.data.sources.npz import make_parties, npz_path, read_npz_once
+from glasu.data.sources import DataSource, RawData, Statistics, find_data_root
+from glasu.data.sources.npz import find_npz, make_parties, read_npz_once
 from glasu.data.table_errors import read_csv_header, refuse_unreadable
 from glasu.data.tables import Table, read_table
 from glasu.errors import DataError
@@ -38,8 +38,8 @@ NUM_CLASSES = 9
 ONE_COMMIT = "take all files of a city from one commit"
 HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # fractions of the labelled nodes of each class
 REPLACED = (
-    "the features are a replacement made from texts and places, not the paper's image features: right for topology, "
-    "traffic and run time, but they cannot reproduce the paper's accuracy."
+    "the features are a replacement made from texts and places, not the paper's image features: topology, traffic "
+    "and run time are correct, but they cannot reproduce the paper's accuracy."
 )
 
 
@@ -135,8 +135,8 @@ def _make_source(city: str, nodes: int, edges: int) -> DataSource:
     """
 
     def read(config: RunConfig, cache: Cache) -> RawData:
-        name, root = config.data.name, data_root(config.data.root)
-        folder, stand_in = root / "heri" / city, npz_path(root, f"heri_{city.lower()}")
+        name, root = config.data.name, find_data_root(config.data.root)
+        folder, stand_in = root / "heri" / city, find_npz(root, f"heri_{city.lower()}")
         files = [folder / file for file in CITY_FILES]
         absent = [file.name for file in files if not file.is_file()]
         if name == stand_in.stem and stand_in.is_file():

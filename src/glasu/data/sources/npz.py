@@ -24,7 +24,7 @@ from glasu.data.graph import Graph, make_undirected
 from glasu.data.partition import name_client
 from glasu.data.party import Labels, PartyData, Splits, have_labels
 from glasu.data.preprocessing import Features
-from glasu.data.sources import PYG_PREFIX, DataSource, RawData, data_root
+from glasu.data.sources import PYG_PREFIX, DataSource, RawData, find_data_root
 from glasu.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ def read_npz(path: Path) -> list[PartyData]:
             graphs.append(make_undirected(ends, nodes, weights))
         except DataError as error:
             raise DataError(f"{path}: edges_{name}: {error}") from None
-    blocks = _blocks(features, arrays.get("feature_blocks"), len(graphs))
+    blocks = _divide_columns(features, arrays.get("feature_blocks"), len(graphs))
     ids = next((arrays[key] for key in IDS if key in arrays), np.arange(nodes))
-    classes = _class_names(labels, arrays.get("class_names"))
-    return make_parties(ids, graphs, blocks, labels, classes, _splits(path, arrays, labels))
+    classes = _find_class_names(labels, arrays.get("class_names"))
+    return make_parties(ids, graphs, blocks, labels, classes, _read_splits(path, arrays, labels))
 
 
 def make_parties(
@@ -130,7 +130,7 @@ def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         raise DataError(f"{path}: {'; '.join(faults)}.")
 
 
-def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
+def _divide_columns(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
     """Divide the columns at the bounds; if these do not give `count` blocks, into nearly equal blocks."""
     columns = features.shape[1]
     if columns < count:
@@ -142,14 +142,14 @@ def _blocks(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: i
     return tuple(features[:, start:stop] for start, stop in pairwise(edges))
 
 
-def _class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
-    """Return the class names in the file, else the class numbers; empty for numeric labels."""
+def _find_class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
+    """Return the class names in the file, or else the class numbers; empty for numeric labels."""
     if labels.dtype.kind == "f":
         return ()
     return tuple(map(str, range(int(labels.max(initial=-1)) + 1) if names is None else names.tolist()))
 
 
-def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> Splits | None:
+def _read_splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> Splits | None:
     """Return the labelled nodes of the splits in the file, which are positions or masks; None if it has no splits."""
     for keys in STORED_SPLITS:
         if all(key in arrays for key in keys):
@@ -166,7 +166,7 @@ def _splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> S
     return None
 
 
-def npz_path(root: Path, name: str) -> Path:
+def find_npz(root: Path, name: str) -> Path:
     """Return the path of a data set below the data root."""
     return root / name / f"{name}.npz"
 
@@ -180,12 +180,12 @@ def _make_source(origin: str = "", per_class: int | None = None) -> DataSource:
     """Return the source of a file of this format below the data root; `origin` names the files to convert."""
 
     def read(config: RunConfig, cache: Cache) -> RawData:
-        name, root = config.data.name, data_root(config.data.root)
-        path = npz_path(root, name)
+        name, root = config.data.name, find_data_root(config.data.root)
+        path = find_npz(root, name)
         if name and Path(name).name == name and path.is_file():
             return RawData(read_npz_once(path, cache))
         if not origin:
-            raise _unknown_name(name, root)
+            raise _describe_unknown_name(name, root)
         raise ConfigError(
             f"data.name={name!r}: {path} does not exist; convert {origin} to the format of docs/datasets.md."
         )
@@ -199,7 +199,7 @@ IMDB_MOVIES = _make_source("data/imdb5k.mat of the repository chenzl23/AMOGCN (r
 FACEBOOK_PAGES = _make_source("the Facebook pages of the repository benedekrozemberczki/MUSAE", 60)
 
 
-def _unknown_name(name: str, root: Path) -> ConfigError:
+def _describe_unknown_name(name: str, root: Path) -> ConfigError:
     own = sorted(path.stem for path in root.glob("*/*.npz") if path.stem == path.parent.name)
     known = list(dict.fromkeys([*registry.choices("data"), *own]))
     listed = ", ".join([*known, f"{PYG_PREFIX}Class/name for a PyG data set"])
@@ -209,5 +209,5 @@ def _unknown_name(name: str, root: Path) -> ConfigError:
     hint = f", did you mean {match[0]!r}?" if match else ";"
     return ConfigError(
         f"data.name={name!r}: no such data set{hint} known are {listed}. A file of your own goes to "
-        f"{npz_path(root, name)}."
+        f"{find_npz(root, name)}."
     )

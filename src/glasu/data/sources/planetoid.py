@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.data.sources import DataSource, RawData, Statistics, data_root
+from glasu.data.sources import DataSource, RawData, Statistics, find_data_root
 from glasu.data.sources.pyg import convert_graph
 from glasu.errors import DataError
 
@@ -33,9 +33,9 @@ class Planetoid:
         return [f"ind.{self.name.lower()}.{suffix}" for suffix in SUFFIXES]
 
     def read(self, config: RunConfig, cache: Cache) -> RawData:
-        """Read the raw files below the data root, else in the cache folder, else download them to the cache folder."""
+        """Read the raw files in the data root or in the cache folder; otherwise download them to the cache folder."""
         below = Path("planetoid") / self.name / "raw"
-        here, cached = data_root(config.data.root) / below, cache.root / below
+        here, cached = find_data_root(config.data.root) / below, cache.root / below
         for folder in (here, cached):
             if all((folder / file).is_file() for file in self.files):
                 return RawData([self._read(folder)])

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
-from glasu.data.cache.arrays import Workspace, row_pieces
+from glasu.data.cache.arrays import Workspace, divide_rows
 from glasu.data.cache.parties import read_files
 from glasu.data.graph import Graph, collect_edges
 from glasu.data.party import PartyData, Splits
-from glasu.data.sources import DataSource, RawData, Statistics, data_root
+from glasu.data.sources import DataSource, RawData, Statistics, find_data_root
 from glasu.data.sources.npz import UNREADABLE, read_arrays
 from glasu.errors import DataError
 
@@ -57,7 +57,7 @@ def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
-    folder = data_root(config.data.root) / "reddit" / "raw"
+    folder = find_data_root(config.data.root) / "reddit" / "raw"
     files = [folder / name for name in RAW_FILES]
     return RawData(read_files(cache, {"kind": "reddit"}, files, lambda workspace: [read_reddit(folder, workspace)]))
 
@@ -73,7 +73,7 @@ def _read_graph(path: Path, num_nodes: int, workspace: Workspace) -> Graph:
         raise DataError(f"{path}: cannot be read as a scipy matrix ({error}); fetch it again from {URL}.") from None
     if shape != (num_nodes, num_nodes):
         raise DataError(f"{path}: has a matrix of shape {shape} for {num_nodes} nodes; fetch both files from {URL}.")
-    pieces = ((source[piece], target[piece]) for piece in row_pieces(source, workspace.piece_bytes))
+    pieces = ((source[piece], target[piece]) for piece in divide_rows(source, workspace.piece_bytes))
     return collect_edges(pieces, num_nodes, len(source), workspace)
 
 

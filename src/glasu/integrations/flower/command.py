@@ -46,7 +46,7 @@ class ChildCommand:
         return code
 
     def stop(self) -> None:
-        """End the command. SIGINT comes first, so a server can notify its parties; checkpoints are kept."""
+        """End the command. SIGINT is sent first, so that a server can notify its parties; checkpoints are kept."""
         if self.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:

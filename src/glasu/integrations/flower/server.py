@@ -61,7 +61,7 @@ def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
 
 
 def accepts_connections(address: str) -> bool:
-    """Return whether a process of this machine listens at an address."""
+    """Return whether a process on this machine listens at the address."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:

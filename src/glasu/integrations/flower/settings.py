@@ -82,7 +82,7 @@ class PartySettings:
 
     @classmethod
     def read(cls, config: Mapping[str, Value], message: Mapping[str, object]) -> PartySettings:
-        """Read the node config of the SuperNode, and nothing but the session from the message."""
+        """Read the node config of the SuperNode, and only the session from the message."""
         session = {key: message[key] for key in ("name", "run") if key in message}
         return read_record(cls, {**config, "session": session}, "--node-config")
 

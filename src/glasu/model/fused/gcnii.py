@@ -89,7 +89,7 @@ class FusedWeights:
                 writing their gradients.
         """
         layers = [layer for layer in model.layers if isinstance(layer, GCNIILayer)]
-        # With alpha >= 1/2, or with a projection before the layer, `GCNIILayer` adds in another order.
+        # With alpha >= 1/2, or with a projection before the layer, `GCNIILayer` uses another order of additions.
         if len(layers) < len(model.layers) or any(layer.reduce or layer.alpha >= 1 - layer.alpha for layer in layers):
             return None
         if len(model.head):  # its gradients come from autograd
@@ -106,7 +106,7 @@ class FusedWeights:
 
 
 def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
-    """Return the parts of the weight vector that hold none of these weights."""
+    """Return the parts of the weight vector that do not contain these weights."""
     parts, end = [], 0
     for weight in sorted(weights, key=Tensor.storage_offset):
         start = int(weight.storage_offset())

@@ -21,7 +21,7 @@ S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 LOWEST = np.uint64(0xFF)
 
 
-# Random words: the functions of glasu.randomness on a single word.
+# Random words: the functions of glasu.randomness for a single word.
 
 
 @compile_loop

@@ -1,6 +1,6 @@
 """A dry run of an alignment: the extra, the ids of each party, their rules, and the sizes of the sets. Nothing is sent.
 
-The findings of a party hold the number of its ids, which an alignment tells all roles, and no id.
+The findings of a party contain the number of its ids, which an alignment reveals to all roles, but no id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glasu.data.folders import read_normalized_ids
 from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_group, explain_error
 from glasu.network.doctor.party import DryRunParty
-from glasu.network.facts import Facts, server_facts
+from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.findings import Finding
 from glasu.network.options import JoinOptions
 
@@ -22,9 +22,9 @@ def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding,
     """Check that the ids of a party can be aligned; return the finding, and the rules that normalise them.
 
     Args:
-        folder: of the party.
+        folder: the folder of the party.
         max_ids: the size of the largest set that is accepted.
-        log: of this party; it gets the whole error.
+        log: the log of this party; the complete error is written to it.
     """
     try:
         manifest, ids = read_normalized_ids(folder)
@@ -47,5 +47,5 @@ class AlignmentDryRunParty(DryRunParty):
         super().__init__(options, None, (*own, check_group(options.log), finding))
 
     def facts(self) -> Facts:
-        """Return the facts of this party. They hold nothing about its ids but the rules that normalise them."""
-        return server_facts(self.purpose, id_rules=self._rules)
+        """Return the facts of this party. About its ids they state only the rules that normalise them."""
+        return collect_server_facts(self.purpose, id_rules=self._rules)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.cache.arrays import row_pieces
+from glasu.data.cache.arrays import divide_rows
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_disk, explain_error, log_detail
-from glasu.network.facts import label_facts
+from glasu.network.facts import collect_label_facts
 from glasu.network.findings import Finding
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
@@ -24,7 +24,7 @@ from glasu.runtime.client_ledger import check_training
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
-SPARE = 16 << 20  # bytes for the report, and because the file system rounds sizes up
+SPARE = 16 << 20  # bytes for the report, and for file sizes that the file system rounds up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
@@ -40,7 +40,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
     )
     found = [Finding("dimensions", "good", f"{party.num_nodes} nodes; features and edges fit them")]
     values = features if isinstance(features, np.ndarray) else features.data
-    if not all(np.isfinite(values[rows]).all() for rows in row_pieces(values)):
+    if not all(np.isfinite(values[rows]).all() for rows in divide_rows(values)):
         found.append(Finding("features", "bad", "some are not finite numbers; clean them or set --missing"))
     found.append(_check_edges(graph))
     return found
@@ -73,7 +73,7 @@ def check_settings(
         return [explain_error("settings", error, options.log, said)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
     found = [Finding("settings", "good", "its data fits them"), *_check_policy(client, options), *_check_labels(party)]
-    return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], label_facts(party)
+    return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], collect_label_facts(party)
 
 
 def _check_policy(client: Client, options: JoinOptions) -> list[Finding]:

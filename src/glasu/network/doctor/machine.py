@@ -43,7 +43,7 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
 
 
 def explain_error(check: str, error: GlasuError, log: logging.Logger, said: str = "") -> Finding:
-    """Return the finding for an error. All roles see `said` or the public message; the log has the whole message."""
+    """Return the finding for an error. All roles see `said` or the public message; the log has the complete message."""
     log_detail(log, check, str(error))
     return Finding(check, "bad", said or error.public_message)
 
@@ -121,9 +121,9 @@ def _check_secret(kit: Kit) -> list[Finding]:
 def _check_folder(
     options: RoleOptions, record: ServingRecord | JoiningRecord, continues: Callable[[], bool]
 ) -> list[Finding]:
-    parent = _existing_parent(options.out)
+    parent = _find_existing_parent(options.out)
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another one")]
+        return [Finding("folder", "bad", "its --out folder cannot be written to; choose another folder")]
     if options.fresh:
         count = len(list((options.out / CHECKPOINTS).glob(f"*{SUFFIX}")))
         return [Finding("folder", "warning", f"holds {count} checkpoints, which --fresh will remove")] if count else []
@@ -139,20 +139,22 @@ def _check_folder(
 
 def check_disk(out: Path, needed: int) -> Finding:
     """Check that checkpoints and results fit on the disk."""
-    free = shutil.disk_usage(_existing_parent(out)).free
+    free = shutil.disk_usage(_find_existing_parent(out)).free
     level: Level = "good" if free >= needed else "bad"
     holds_run = any((out / name).is_file() for name in (SERVING, JOINING))  # the run cannot move to another folder
     advice = (
         "" if level == "good" else "; free some space" if holds_run else "; free some space or choose another --out"
     )
-    return Finding("disk", level, f"{_size(free)} free, checkpoints and results need {_size(needed)}{advice}")
+    return Finding(
+        "disk", level, f"{_format_size(free)} free, checkpoints and results need {_format_size(needed)}{advice}"
+    )
 
 
-def _existing_parent(path: Path) -> Path:
+def _find_existing_parent(path: Path) -> Path:
     return next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.exists())
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
@@ -161,7 +163,7 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
 
     Args:
         difference: seconds by which it is ahead of the server's clock.
-        uncertainty: the greatest error of this measurement.
+        uncertainty: the maximum error of this measurement.
     """
     off = max(0.0, abs(difference) - uncertainty)
     level: Level = "good" if off <= CLOCK_DIFFERS else "warning" if off <= CLOCK_IS_WRONG else "bad"

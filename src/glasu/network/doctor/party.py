@@ -1,4 +1,4 @@
-"""A party in a dry run: check its own machine and data, state counts and digests, and receive the diagnosis."""
+"""A party in a dry run: check its machine and data, state counts and digests, and receive the diagnosis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError
-from glasu.network.compatibility import compare_with_agreed, in_one_line, read_offered_config
+from glasu.network.compatibility import compare_with_agreed, format_differences, read_offered_config
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import (
     check_connection,
@@ -20,11 +20,11 @@ from glasu.network.doctor.machine import (
     explain_error,
     judge_clock,
 )
-from glasu.network.facts import Facts, Purpose, party_facts
+from glasu.network.facts import Facts, Purpose, collect_party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
-from glasu.network.log_lines import printable
+from glasu.network.log_lines import make_printable
 from glasu.network.options import JoinOptions
 from glasu.pki.key_signing import find_kit_error
 from glasu.protocol.key_agreement import needs_keys
@@ -47,7 +47,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
 
         Args:
             options: the kit and the server; nothing is written to the folder.
-            party: None if the data could not be read, which is among the findings.
+            party: the party's data; None if it could not be read, which is one of the findings.
             own: the findings so far.
             now: returns the time of this machine's clock.
         """
@@ -63,7 +63,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
     def hello(self) -> Payload:
         """Return the versions of this party; its data is part of the statement."""
         self._asked = self._now()
-        return to_plain(HelloPayload(facts=party_facts(None, self.purpose), process=None))
+        return to_plain(HelloPayload(facts=collect_party_facts(None, self.purpose), process=None))
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check the clock and the settings that the server offers."""
@@ -95,12 +95,12 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         differences = compare_with_agreed(self.options.kit.name, expect, config)
         if not differences:
             return Finding("agreed settings", "good", "the server's settings are those of --expect")
-        said = f"the server's settings differ from --expect: {in_one_line(differences)}; agree on one run file"
+        said = f"the server's settings differ from --expect: {format_differences(differences)}; agree on one run file"
         return Finding("agreed settings", "bad", said)
 
     def facts(self) -> Facts:
         """Return the facts of this party."""
-        return party_facts(self._party, self.purpose, self.id_keys, **self._labels)
+        return collect_party_facts(self._party, self.purpose, self.id_keys, **self._labels)
 
     def statement(self) -> Payload:
         """Return the facts and findings of this party."""
@@ -110,7 +110,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Take the diagnosis, and remove unprintable characters from it."""
         diagnosis = read_payload(Diagnosis, farewell, "the diagnosis of the server")
         self._diagnosis = Diagnosis(
-            {printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
+            {make_printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
         )
 
     def result(self) -> Diagnosis | None:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from glasu.errors import AbsenceError
-from glasu.network.compatibility import collect_findings, config_for_network
+from glasu.network.compatibility import collect_findings, prepare_config_for_network
 from glasu.network.doctor.machine import check_disk, check_server_folder
-from glasu.network.facts import Purpose, server_facts
+from glasu.network.facts import Purpose, collect_server_facts
 from glasu.network.findings import TOGETHER, Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import Payload
 from glasu.network.options import ServeOptions
@@ -16,9 +16,9 @@ from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
-DRY_RUN = "dry-run"  # used in place of a run id
+DRY_RUN = "dry-run"  # used instead of a run id
 DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
-ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it say?")
+ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
 
 class DryRunServer(ServerPurpose[Diagnosis]):
@@ -28,7 +28,10 @@ class DryRunServer(ServerPurpose[Diagnosis]):
 
     def __init__(self, options: ServeOptions, own: Sequence[Finding], purpose: Purpose = "dry run") -> None:
         """Add the statements of the parties to the findings at the server so far."""
-        config, self._facts = config_for_network(options.config, options.kit.roster), server_facts(purpose)
+        config, self._facts = (
+            prepare_config_for_network(options.config, options.kit.roster),
+            collect_server_facts(purpose),
+        )
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
         super().__init__(options, self._facts, config, DRY_RUN, state=None)

@@ -1,12 +1,13 @@
-"""Edges from index sets: nodes that are proposed together more often than they should be are neighbours.
+"""Infer edges from index sets: nodes that are proposed together more often than by chance are neighbours.
 
 A node v that a client adds below the targets T has an edge to some u in T. For each pair the attacker compares how
 often v was drawn while u was a target with the base rate of v, by the likelihood ratio
 
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
-with E rounds in which u was a target and v was not, C of them in which v was drawn, and b the base rate. Where
-the targets are not known, every node of the set counts as a target. Both directions of a pair and all layers add up.
+with E rounds in which u was a target and v was not, C of them in which v was drawn, and b the base rate. If
+the targets are not known, every node of the set counts as a target. The ratios of both directions and of all layers are
+added.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Draws(NamedTuple):
 
 
 def rank_pairs(layers: Iterable[Draws], num_nodes: int) -> NodeIds:
-    """Return pairs u < v as u * N + v, the most likely edge first. Pairs that never occurred together are left out."""
+    """Return pairs u < v as u * N + v, the most likely edge first. Pairs that never occurred together are omitted."""
     codes: list[NodeIds] = []
     scores: list[Ratios] = []
     for draws in layers:
@@ -69,7 +70,7 @@ def _score_layer(draws: Draws, num_nodes: int) -> tuple[NodeIds, NodeIds, Ratios
 
 
 def _mark(sets: Sequence[NodeIds], num_nodes: int) -> sp.csr_array:
-    """Return the sets as rows of 0 and 1."""
+    """Return the sets as the rows of a 0-1 matrix."""
     ends = np.cumsum([0, *map(len, sets)])
     nodes = np.concatenate([*sets, np.empty(0, np.int64)]).astype(np.int64)
     return sp.csr_array((np.ones(len(nodes), np.float32), nodes, ends), (len(sets), num_nodes))
@@ -81,8 +82,8 @@ def encode_edges(source: NodeIds, target: NodeIds, num_nodes: int) -> NodeIds:
     return np.unique((low * num_nodes + high)[low < high])
 
 
-def share_of_edges(ranked: NodeIds, edges: NodeIds) -> float:
-    """Return the share of the edges among as many guesses as there are edges."""
+def measure_edge_share(ranked: NodeIds, edges: NodeIds) -> float:
+    """Return the share of the edges that are among the first E guesses, where E is the number of edges."""
     return float(np.isin(ranked[: len(edges)], edges).sum() / max(1, len(edges)))
 
 

@@ -1,10 +1,10 @@
-"""Features from representations: a ridge regression from released rows to the rows of a party's features.
+"""Infer features from representations, by ridge regression from released rows to the rows of a party's features.
 
 The attacker knows the features of some nodes, for example because half of the customers are also its own, and fits
 
     X ~ Z B,   B = (Z^T Z + penalty I)^-1 Z^T X     at the known nodes
 
-where Z holds everything that it has about a node: the released rows of one or several evaluations, and its own
+where Z holds all that it knows about a node: the released rows of one or several evaluations, and its own
 features. It then guesses X at the other nodes. The penalty is chosen on a fifth of the known nodes.
 """
 
@@ -29,7 +29,7 @@ def choose_known(num_nodes: int, share: float, seed: int) -> NDArray[np.bool_]:
 
 
 def guess_features(observed: Values, features: Values, known: NDArray[np.bool_]) -> Values:
-    """Return the guesses at the nodes that are not known, in their order.
+    """Return the guessed features of the nodes that are not known, in node order.
 
     Args:
         observed: Z, a row per node.
@@ -67,10 +67,10 @@ def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values
     return lambda rows: rows @ weights + mean
 
 
-def share_of_words(guesses: Values, features: Values) -> float:
+def measure_word_share(guesses: Values, features: Values) -> float:
     """Return the share of the nonzero columns that are among the highest guesses of their row.
 
-    A row with k words counts its k highest guesses. So chance is the density of the matrix.
+    For a row with k words, its k highest guesses count. Random guesses therefore score the density of the matrix.
     """
     present = features != 0
     counts = present.sum(axis=1)
@@ -78,7 +78,7 @@ def share_of_words(guesses: Values, features: Values) -> float:
     return float((present & (places < counts[:, None])).sum() / max(1, counts.sum()))
 
 
-def explained_share(guesses: Values, features: Values) -> float:
+def measure_r2(guesses: Values, features: Values) -> float:
     """Return R^2, the mean over the columns that vary."""
     spread = np.square(features - features.mean(axis=0)).sum(axis=0)
     error = np.square(guesses - features).sum(axis=0)
@@ -93,5 +93,5 @@ def subtract_own(joint: Values, own: Values, num_clients: int) -> Values:
 
 
 def join_columns(*blocks: Values) -> Values:
-    """Put what the attacker has about every node side by side."""
+    """Join the attacker's matrices, which have one row per node."""
     return np.concatenate([np.asarray(block, np.float64) for block in blocks], axis=1)

@@ -1,4 +1,4 @@
-"""Labels from the gradient at H[L] that one label owner sends, and from H[L] itself.
+"""Infer labels from the gradient at H[L] that one label owner sends, and from H[L] itself.
 
 With a linear classifier the gradient of node i is g_i = (p_i - y_i) W^T / n. So its direction depends on the label, and
 rows with the same label point in similar directions. With dense layers in front, it is g_i = J_i^T (p_i - y_i) / n.
@@ -19,8 +19,8 @@ from glasu.randomness import Stream, draw_distinct, draw_words
 MATCHING_STEPS, MATCHING_ROUNDS = 150, 6
 
 
-def directions(gradients: Values) -> Values:
-    """Return the rows scaled to length 1; rows of zeros stay."""
+def normalize_rows(gradients: Values) -> Values:
+    """Return the rows scaled to length 1; rows of zeros stay zero."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
     scaled: Values = gradients / np.maximum(lengths, 1e-30)
     return scaled
@@ -34,15 +34,15 @@ def cluster_rows(rows: Values, num_classes: int, seed: int) -> Classes:
 
 
 def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
-    """Return the accuracy under the best assignment of guessed numbers to classes: the attacker cannot name them."""
+    """Return the accuracy under the best assignment of clusters to classes; the attacker does not know the names."""
     table = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(table, (guesses, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
     return float(table[rows, columns].sum() / max(1, len(labels)))
 
 
-def shuffle(labels: Classes, seed: int) -> Classes:
-    """Return the labels in a random order: a guess that knows only how many nodes each class has."""
+def shuffle_labels(labels: Classes, seed: int) -> Classes:
+    """Return the labels in a random order: a guess from the class sizes alone."""
     words = draw_words(*Stream(seed, "shuffled labels").key_halves(), np.arange(len(labels)))
     return labels[np.argsort(words)]
 
@@ -50,8 +50,8 @@ def shuffle(labels: Classes, seed: int) -> Classes:
 def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values) -> Classes:
     """Return the labels, given the classifier.
 
-    Every label is tried: the right one explains the gradient of its node. Columns in which a gradient is exactly zero
-    were dropped by the owner, and the others were scaled up by the factor that is estimated here.
+    Every class is tried: the correct one explains the gradient of the node. Where a gradient is exactly zero, the
+    owner's dropout removed the column; it scaled the other columns by a factor that is estimated here.
 
     Args:
         gradients: G, a row per node.
@@ -65,21 +65,21 @@ def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values)
     scores = read @ weight + bias
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     probabilities = scores / scores.sum(axis=1, keepdims=True)
-    seen, errors = directions(gradients), []
+    seen, errors = normalize_rows(gradients), []
     for label in range(weight.shape[1]):
         expected = (probabilities - np.eye(weight.shape[1])[label]) @ weight.T
-        errors.append(np.square(seen - directions(np.where(kept, expected, 0.0))).sum(axis=1))
+        errors.append(np.square(seen - normalize_rows(np.where(kept, expected, 0.0))).sum(axis=1))
     best: Classes = np.argmin(errors, axis=0)
     return best
 
 
 def match_gradients(gradients: Values, joint: Values, num_classes: int, seed: int) -> Classes:
-    """Return labels up to their names: fit a linear classifier and labels that together explain the gradients.
+    """Return labels up to a permutation of the classes: fit a linear classifier and labels to the gradients.
 
-    Starting from clusters, a classifier is fitted to the gradients and the labels, then the labels to the classifier,
-    in turn (gradient matching).
+    Starting from clusters, fit the classifier to the gradients and labels, then the labels to the classifier, and
+    repeat (gradient matching).
     """
-    guesses = cluster_rows(directions(gradients), num_classes, seed)
+    guesses = cluster_rows(normalize_rows(gradients), num_classes, seed)
     for _ in range(MATCHING_ROUNDS):
         weight, bias = _fit_classifier(gradients, joint, guesses, num_classes)
         better = solve_labels(gradients, joint, weight, bias)
@@ -99,7 +99,7 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
     seen = seen * len(seen)
     seen = seen / seen.norm(dim=1).mean().clamp(min=1e-30)
     means = torch.stack([seen[target[:, each] > 0].mean(dim=0) for each in range(num_classes)])
-    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()  # rows of one label point away from its column
+    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()  # gradients of a class point away from its column
     bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=0.05)
     with torch.enable_grad():
@@ -124,12 +124,12 @@ def choose_labelled(labels: Classes, per_class: int, seed: int) -> NDArray[np.bo
 
 
 def complete_model(rows: Values, labels: Classes, known: NDArray[np.bool_]) -> Classes:
-    """Return guesses at the nodes that are not known: a classifier trained on the few known labels.
+    """Train a classifier on the few known labels; return its guesses for the other nodes.
 
-    It is trained again on its own most certain guesses, which uses the rows without labels (self-training).
+    It is then trained on its own most confident guesses as well (self-training).
 
     Args:
-        rows: what the attacker has about each node.
+        rows: the attacker's data about each node, a row per node.
         labels: only those at known nodes are read.
         known: which labels the attacker knows.
     """

@@ -1,4 +1,4 @@
-"""Membership: which nodes were training nodes."""
+"""Infer membership: which nodes were training nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return how often each node is in the sets of all clients of a round, relative to its other occurrences.
+    """Return how often each node is in the sets of all clients in the same round, relative to its other occurrences.
 
     A batch is in the proposal of every client, and batches hold training nodes only.
 
@@ -28,13 +28,13 @@ def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: in
     return scores
 
 
-def certainty(probabilities: Values) -> Values:
-    """Return the greatest class probability of each row: a model is often more certain at its training nodes."""
+def measure_certainty(probabilities: Values) -> Values:
+    """Return the largest class probability of each row: a model is often more certain at its training nodes."""
     greatest: Values = probabilities.max(axis=1)
     return greatest
 
 
-def area_under_curve(scores: Values, members: NDArray[np.bool_]) -> float:
+def compute_roc_auc(scores: Values, members: NDArray[np.bool_]) -> float:
     """Return the probability that a member has a higher score than another node; equal scores count half."""
     order = np.argsort(scores, kind="stable")
     _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)

@@ -20,9 +20,9 @@ class AttackResult:
     role: str  # the attacker: "server", or the name of a party
     target: str  # the party whose data is attacked
     measure: str  # the meaning of the three numbers
-    score: float  # with the messages that the role sees
-    chance: float  # a guess without knowledge
-    baseline: float  # the same with the role's own data and public facts, without messages
+    score: float  # the result with the messages that the role sees
+    chance: float  # the result of a random guess
+    baseline: float  # the result with the role's own data and public facts, without messages
     detail: str = ""  # the size of the attacker's input
 
     @property
