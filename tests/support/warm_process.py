@@ -56,7 +56,7 @@ def run_program(program: str, folder: Path, path: Sequence[Path] = (), arguments
     out, log = folder / "program.out", folder / "program.log"
     out.write_text("")  # of an earlier program
     process = _start(_run_program, program, out, log, [*map(str, path)], arguments)
-    process.join()
+    process.join(240)
     assert process.exitcode == 0, log.read_text()
     return out.read_text()
 
