@@ -256,6 +256,7 @@ def _plain_value(value: Any) -> Any:
 
 
 _ANY_MAPPING, _ANY_TUPLE = dict[str, Any], tuple[Any, ...]
+_COMMON = (str, int, float, bool)  # types of most scalars; a class check of other types costs more
 
 
 class _Reader:
@@ -390,7 +391,8 @@ class _Reader:
         return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
     def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
-        if hasattr(value, "item") and isinstance(value, numbers.Number):  # of numpy, for example from a grid search
+        if type(value) not in _COMMON and isinstance(value, numbers.Number) and hasattr(value, "item"):
+            # of numpy, for example from a grid search
             value = value.item()
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
