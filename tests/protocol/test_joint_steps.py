@@ -207,8 +207,15 @@ class Smooth(Monolith):
         return torch.cat([part.ravel() for part in parts])
 
 
-@pytest.mark.parametrize("labels", ["all", "b"])
-@pytest.mark.parametrize("aggregation", ["mean", "concat"])
+@pytest.mark.parametrize(
+    ("aggregation", "labels"),
+    [
+        ("mean", "all"),
+        ("concat", "b"),
+        pytest.param("mean", "b", marks=pytest.mark.slow),
+        pytest.param("concat", "all", marks=pytest.mark.slow),
+    ],
+)
 def test_a_solution_is_a_fixed_point_of_exact_steps_but_not_of_local_ones(aggregation, labels):
     keys = {"aggregation": aggregation, "labels": labels, "num_layers": 2, "aggregation_layers": (0, 1), "hidden": 3}
     config = joint(learning_rate=0.3, weight_decay=0.02, **keys)
