@@ -10,7 +10,10 @@ NAME ?=
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt
 
-.PHONY: setup demo test test-slow bench clean
+.PHONY: setup demo test check-types run-tests test-slow bench clean
+
+# Tests start many processes. Without bytecode on disk each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(VENV)/.ready
 
@@ -25,11 +28,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/glasu demo --out $(OUT)
 
-# Three workers keep two cores busy: tests of the network wait for time limits.
+# mypy uses one core, and the tests wait now and then, so both run at the same time.
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 check-types run-tests
+
+check-types: setup
 	$(BIN)/mypy
+
+# Three workers keep two cores busy: tests of the network wait for time limits.
+run-tests: setup
 	$(BIN)/pytest -q -n 3 --dist worksteal
 
 test-slow: setup $(VENV)/.flower

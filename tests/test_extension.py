@@ -23,6 +23,7 @@ from glasu.pki.provision import provision
 from support.extension_runs import CHOICES, EXTENSION, serve
 from support.server_environment import link_packages
 from support.small import SMALL
+from support.warm_process import run_program
 
 TESTS = Path(__file__).parent
 RUN_FILE = """
@@ -55,10 +56,9 @@ def server_path(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, server_path) -> dict[str, dict]:
     """Return the digests of the weights and the scores of all runs."""
-    words = [sys.executable, "-m", "support.extension_runs", str(tmp_path_factory.mktemp("runs")), server_path]
-    done = run(TESTS, *words)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    program = "import sys, pathlib, support.extension_runs as runs; runs.main(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    folder = tmp_path_factory.mktemp("runs")
+    return json.loads(run_program(program, folder, arguments=[str(folder), server_path]))
 
 
 def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:

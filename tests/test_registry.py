@@ -15,6 +15,7 @@ from glasu import registry
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.errors import ConfigError
 from glasu.model.sampler import FullGraph
+from support.warm_process import run_program
 
 SEAM_MODULES = sorted({target.partition(":")[0] for target in registry.TABLES.values()})
 FIELDS = {
@@ -163,16 +164,18 @@ def test_the_digest_of_a_package_covers_all_its_files(tmp_path):
 
 def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
     (tmp_path / "my_extension.py").write_text(EXTENSION)
-    printed = run(
+    printed = run_program(
         "import glasu\n"
         "from glasu import registry\n"
         "registry.load_extension('my_extension')\n"
-        "sections = {'data': {'name': 'demo'}, 'train': {'num_rounds': 2, 'evaluate_every': 2, 'fanout': 2},\n"
+        "sections = {'data': {'name': 'synthetic', 'num_nodes': 60, 'average_degree': 4.0, 'num_features': 9},\n"
+        "    'train': {'num_rounds': 2, 'evaluate_every': 2, 'fanout': 2},\n"
         "    'model': {'backbone': 'gatv2', 'hidden': 8, 'num_layers': 2, 'aggregation_layers': [1]}}\n"
         "config = glasu.RunConfig.from_dict(sections)\n"
         "report = glasu.train(glasu.load_parties(config), config)\n"
         "print(report.config.model.backbone, len(report.losses))\n",
         tmp_path,
+        [tmp_path],
     )
     assert printed.split() == ["gatv2", "2"]
 
@@ -225,14 +228,17 @@ else:
 def test_reports_models_and_checkpoints_record_the_extension_that_the_settings_use(tmp_path):
     (tmp_path / "other_extension.py").write_text("")  # loaded, but not used
     (tmp_path / "my_extension.py").write_text(PLAIN_EXTENSION)
-    record = RECORD.replace("sys.argv[1]", repr(str(tmp_path / "run")))
-    (written,) = ast.literal_eval(run(record, tmp_path))
+
+    def record() -> str:
+        return run_program(RECORD, tmp_path, [tmp_path], [str(tmp_path / "run")])
+
+    (written,) = ast.literal_eval(record())
     digest = written.removeprefix("1.2 sha256:")
-    (missing,) = run(record, tmp_path).splitlines()  # the unchanged source resumes and loads the model
+    (missing,) = record().splitlines()  # the unchanged source resumes and loads the model
     assert f"model.toml: was written with the extension my_extension 1.2 ({digest[:16]}..)" in missing
     assert "load it with --extension my_extension" in missing
     (tmp_path / "my_extension.py").write_text(PLAIN_EXTENSION + "# changed\n")
-    _, model, checkpoint = run(record, tmp_path).splitlines()
+    _, model, checkpoint = record().splitlines()
     for line, file in ((model, "model.toml"), (checkpoint, "round-00000001.checkpoint")):
         assert f"{file}: was written with the extension my_extension 1.2 ({digest[:16]}..), and" in line
         assert "train again with --fresh" in line

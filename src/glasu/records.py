@@ -262,6 +262,9 @@ def _to_plain_value(value: Any) -> Any:
     return value
 
 
+_ANY_MAPPING, _ANY_TUPLE = dict[str, Any], tuple[Any, ...]
+
+
 class _Reader:
     """Collects the faults of one document while it is converted."""
 
@@ -301,13 +304,13 @@ class _Reader:
     def read_value(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
             return self.fault(FaultCode.SIZE, path, f"is nested more than {MAX_DEPTH} levels deep")
+        if annotation is Any or annotation is object:
+            return self.read_any(value, path, depth)
         origin = typing.get_origin(annotation)
         if origin is Annotated:
             return self.read_annotated(annotation, value, path, depth)
         if origin in (typing.Union, types.UnionType):
             return self.read_union(annotation, value, path, depth)
-        if annotation is Any or annotation is object:
-            return self.read_any(value, path, depth)
         if dataclasses.is_dataclass(annotation):
             return self.read_dataclass(annotation, value, path, depth)
         if origin is tuple:
@@ -383,9 +386,9 @@ class _Reader:
 
     def read_any(self, value: object, path: str, depth: int) -> Any:
         if isinstance(value, Mapping):
-            return self.read_mapping(dict[str, Any], value, path, depth)
+            return self.read_mapping(_ANY_MAPPING, value, path, depth)
         if isinstance(value, (list, tuple)):
-            return list(self.read_tuple(tuple[Any, ...], value, path, depth) or ())
+            return list(self.read_tuple(_ANY_TUPLE, value, path, depth) or ())
         if value is None or isinstance(value, bool):
             return value
         for kind in (str, int, float):
@@ -394,7 +397,8 @@ class _Reader:
         return self.fault(FaultCode.TYPE, path, "must be a plain value", describe(value))
 
     def read_scalar(self, annotation: Any, value: Any, path: str) -> Any:
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):  # a numpy number, as from a grid search
+        if type(value) not in SCALARS and isinstance(value, numbers.Number) and hasattr(value, "item"):
+            # a numpy number, as from a grid search
             value = value.item()
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):

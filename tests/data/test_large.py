@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from glasu.data.sources.synthetic import draw_graph
 from glasu.errors import DataError
 from glasu.randomness import Stream
 from glasu.runtime.simulation import train
+from support.warm_process import run_program
 
 
 @pytest.fixture
@@ -524,10 +523,7 @@ def print_memory_of_a_partition(folder: str, name: str) -> None:
 )
 def test_a_graph_is_made_and_divided_in_less_memory_than_its_size(tmp_path, name, size_above, share):
     """Run in a separate process, because tracemalloc counts all threads of this one."""
-    code = "import sys; from data.test_large import print_memory_of_a_partition as run; run(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(tmp_path), name]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    peak, size = map(int, done.stdout.split())
+    program = "import sys; from data.test_large import print_memory_of_a_partition as run; run(*sys.argv[1:])"
+    peak, size = map(int, run_program(program, tmp_path, [Path(__file__).parents[1]], [str(tmp_path), name]).split())
     assert size > size_above
     assert peak < share * size, (peak, size)

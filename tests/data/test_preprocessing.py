@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from glasu.data.preprocessing import (
 )
 from glasu.errors import DataError
 from glasu.records import read_record, to_plain
+from support.warm_process import run_program
 
 NODES = 400
 
@@ -240,11 +239,8 @@ def print_memory_of_a_preparation(folder: str) -> None:
 
 def test_a_memory_map_is_prepared_in_less_memory_than_its_size(tmp_path):
     """Run in a separate process, because tracemalloc counts all threads of this one."""
-    code = "import sys; from data.test_preprocessing import print_memory_of_a_preparation as run; run(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    peak, size = map(int, done.stdout.split())
+    program = "import sys; from data.test_preprocessing import print_memory_of_a_preparation as run; run(sys.argv[1])"
+    peak, size = map(int, run_program(program, tmp_path, [Path(__file__).parents[1]], [str(tmp_path)]).split())
     assert peak < 0.3 * size
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import statistics
 from pathlib import Path
@@ -30,6 +31,7 @@ from glasu.experiments.plan import (
     PAPER_TABLES,
     TABLE_NAMES,
     Plan,
+    Run,
     find_tuned_file,
     read_settings,
 )
@@ -74,19 +76,48 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
 
 
-def run_all(folder: Path, *names: str, seeds: int = 1, jobs: int = 1, plan: Plan = PLAN, dataset: str = "synthetic"):
+def run_all(folder: Path, *names: str, plan: Plan = PLAN, dataset: str = "synthetic", **options):
     lines: list[str] = []
     with on_log(lines.append):
-        done = reproduce.reproduce(names, folder, datasets=[dataset], seeds=seeds, jobs=jobs, plan=plan)
+        done = reproduce.reproduce(names, folder, datasets=[dataset], plan=plan, **{"seeds": 1, **options})
     return done, lines
 
 
-def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
-    run_all(tmp_path, "accuracy", "lazy", seeds=2)
-    assert (tmp_path / "results.csv").read_text().splitlines()[0] == f"{COLUMNS},{SCORES}"
-    found = {(row["method"], row["setting"], row["seed"]): row for row in rows(tmp_path)}
-    assert len(found) == 2 * (len(METHOD_SETTINGS) + 2)  # K = 2 of `lazy` is GLASU-4 of `accuracy`
-    for run in [run for name in ("accuracy", "lazy") for run in PLAN.list_runs(name, ["synthetic"], [0, 1])]:
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """The folder of a finished table, its results and its log lines; not to be changed."""
+
+    folder: Path
+    done: reproduce.Reproduction
+    lines: list[str]
+
+    def copy(self, folder: Path) -> Path:
+        """Copy the folder for a test that changes it."""
+        return Path(shutil.copytree(self.folder, folder))
+
+
+@pytest.fixture(scope="module")
+def accuracy(tmp_path_factory) -> Finished:
+    """Return the table of all methods with one seed."""
+    folder = tmp_path_factory.mktemp("accuracy")
+    return Finished(folder, *run_all(folder, "accuracy"))
+
+
+@pytest.fixture(scope="module")
+def partitions(tmp_path_factory) -> Finished:
+    """Return the table of partitions with one seed."""
+    folder = tmp_path_factory.mktemp("partitions")
+    return Finished(folder, *run_all(folder, "partitions"))
+
+
+def test_a_row_holds_what_training_with_these_settings_gives(accuracy, tmp_path):
+    folder = accuracy.copy(tmp_path / "out")
+    run_all(folder, "lazy", seeds=2)
+    assert (folder / "results.csv").read_text().splitlines()[0] == f"{COLUMNS},{SCORES}"
+    found = {(row["method"], row["setting"], row["seed"]): row for row in rows(folder)}
+    assert len(found) == len(METHOD_SETTINGS) + 5  # K = 2 of `lazy` with seed 0 is GLASU-4 of `accuracy`
+    listed = [*PLAN.list_runs("accuracy", ["synthetic"], [0]), *PLAN.list_runs("lazy", ["synthetic"], [0, 1])]
+    for run in listed:
         row = found[run.method, run.setting, str(run.seed)]
         report = glasu.train(load_parties(run.config), run.config)
         assert float(row["test_accuracy"]) == pytest.approx(report.test.accuracy, rel=1e-5)
@@ -97,30 +128,30 @@ def test_a_row_holds_what_training_with_these_settings_gives(tmp_path):
         assert float(row["cpu_seconds"]) > 0
 
 
-def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(tmp_path):
-    _, first = run_all(tmp_path, "accuracy")
-    assert sum("test accuracy" in line for line in first) == len(METHOD_SETTINGS)
-    (tmp_path / "results.csv").unlink()
-    _, second = run_all(tmp_path, "accuracy")
+def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(accuracy, tmp_path):
+    assert sum("test accuracy" in line for line in accuracy.lines) == len(METHOD_SETTINGS)
+    folder = accuracy.copy(tmp_path / "out")
+    (folder / "results.csv").unlink()
+    _, second = run_all(folder, "accuracy")
     assert not any("test accuracy" in line for line in second)
-    assert len(rows(tmp_path)) == len(METHOD_SETTINGS)
-    lost = next((tmp_path / "runs").rglob("glasu-4*/seed-0-*.json"))
+    assert len(rows(folder)) == len(METHOD_SETTINGS)
+    lost = next((folder / "runs").rglob("glasu-4*/seed-0-*.json"))
     lost.write_text(lost.read_text()[:-40])  # half a file, as another program's crash might leave it
-    _, third = run_all(tmp_path, "accuracy")
+    _, third = run_all(folder, "accuracy")
     assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["7/7 synthetic glasu-4"]
 
     def changed(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
         rate = {"learning_rate": 0.05} if method == "simulated" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
-    _, fourth = run_all(tmp_path, "accuracy", plan=Plan(settings=changed))
+    _, fourth = run_all(folder, "accuracy", plan=Plan(settings=changed))
     assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["7/7 synthetic simulated"]
-    _, fifth = run_all(tmp_path, "accuracy")  # the earlier results still exist
+    _, fifth = run_all(folder, "accuracy")  # the earlier results still exist
     assert not any("test accuracy" in line for line in fifth)
-    for path in (tmp_path / "runs").rglob("*.json"):  # as an older version of the program wrote them
+    for path in (folder / "runs").rglob("*.json"):  # as an older version of the program wrote them
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "epoch": stored["epoch"] - 1}))
-    _, sixth = run_all(tmp_path, "accuracy")
+    _, sixth = run_all(folder, "accuracy")
     assert sum("test accuracy" in line for line in sixth) == len(METHOD_SETTINGS)
 
 
@@ -176,10 +207,9 @@ def test_a_command_that_is_stopped_leaves_no_process_behind(sent, code, tmp_path
     assert_group_ends(process, sent, code)
 
 
-def test_processes_change_nothing_but_the_time(tmp_path):
-    alone, _ = run_all(tmp_path / "one", "accuracy")
-    together, _ = run_all(tmp_path / "two", "accuracy", jobs=2)
-    assert [dataclasses.replace(result.row, cpu_seconds=0.0) for result in alone.results] == [
+def test_processes_change_nothing_but_the_time(accuracy, tmp_path):
+    together, _ = run_all(tmp_path, "accuracy", jobs=2)
+    assert [dataclasses.replace(result.row, cpu_seconds=0.0) for result in accuracy.done.results] == [
         dataclasses.replace(result.row, cpu_seconds=0.0) for result in together.results
     ]
 
@@ -310,12 +340,11 @@ def test_a_mean_curve_ends_where_the_first_seed_stopped():
     assert average_curves(pair, "round") == ([2], [60.0])
 
 
-@pytest.mark.parametrize("table", TABLE_NAMES)
-def test_two_tables_that_share_a_run_share_its_settings(table):
-    for other in TABLE_NAMES:
-        mine = {str(run): run for run in Plan().list_runs(table, None, [0])}
-        for run in Plan().list_runs(other, None, [0]):
-            assert str(run) not in mine or mine[str(run)] == run
+def test_tables_that_share_a_run_share_its_settings():
+    seen: dict[str, Run] = {}
+    for table in TABLE_NAMES:
+        for run in Plan().list_runs(table, None, [0]):
+            assert seen.setdefault(str(run), run) == run
 
 
 def test_the_tables_compare_what_the_paper_compares():
@@ -383,8 +412,8 @@ def test_a_data_set_that_is_not_there_is_left_out_unless_it_was_asked_for(tmp_pa
 
 
 def test_quick_is_a_quarter_of_the_rounds_and_one_seed(tmp_path, capsys):
-    words = ["reproduce", "accuracy", "--quick", "--datasets", "demo", "--jobs", "1", "--out", str(tmp_path)]
-    assert main(words) == 0
+    words = ["reproduce", "accuracy", "--quick", "--datasets", "demo", "--methods", "standalone,glasu-4", "--jobs", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
     quarter = TrainConfig().num_rounds // 4
     assert {(row["rounds"], row["seed"]) for row in rows(tmp_path)} == {(str(quarter), "0")}
     out, errors = capsys.readouterr()
@@ -420,12 +449,13 @@ def test_bad_input_is_one_line_and_exit_code_two(words, said, tmp_path, capsys, 
 PARTITION_HEADS = ("data set", "partition", "labels", *PARTITION_COLUMNS, "MB", "seeds")
 
 
-def test_the_table_of_partitions_pairs_every_method_with_glasu(tmp_path):
-    done, _ = run_all(tmp_path, "partitions", seeds=3)
+def test_the_table_of_partitions_pairs_every_method_with_glasu(partitions, tmp_path):
+    folder = partitions.copy(tmp_path / "out")
+    done, _ = run_all(folder, "partitions", seeds=3)
     (table,) = done.tables
     assert (table.title, table.headings) == ("Partitions", PARTITION_HEADS)
     assert [row[1:3] for row in table.rows] == [(way, labels) for way in WAYS for labels in ("all", "a")]
-    found = {(row["method"], row["setting"].split(" M=")[0], int(row["seed"])): row for row in rows(tmp_path)}
+    found = {(row["method"], row["setting"].split(" M=")[0], int(row["seed"])): row for row in rows(folder)}
     assert len(found) == 3 * (6 * len(WAYS) + 1)  # 4 methods with labels everywhere, 2 at one party, pooled data once
     for row in table.rows:
         _, partition, labels, *_ = row
@@ -450,9 +480,8 @@ def test_the_table_of_partitions_pairs_every_method_with_glasu(tmp_path):
         assert cells["seeds"] == "3"
 
 
-def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_owner(tmp_path):
-    done, _ = run_all(tmp_path, "partitions")
-    shown = {row[1:3]: row[3].split(" (")[0] for row in done.tables[0].rows}
+def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_owner(partitions):
+    shown = {row[1:3]: row[3].split(" (")[0] for row in partitions.done.tables[0].rows}
     for partition in WAYS:
         report = glasu.train(load_parties(config := small_divided("synthetic", partition, "standalone")), config)
         validation = [*report.validation.per_client, *report.validation.per_client_propagation]
@@ -464,9 +493,8 @@ def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_
         assert shown[partition, "a"] == f"{100 * max(owner, key=lambda scores: scores[0])[1]:.1f}"
 
 
-def test_what_a_partition_makes_impossible_is_said_in_the_table(tmp_path):
-    done, _ = run_all(tmp_path, "partitions")
-    (table,) = done.tables
+def test_what_a_partition_makes_impossible_is_said_in_the_table(partitions):
+    (table,) = partitions.done.tables
     cells = {(row[1], row[2]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
     assert {cell["ensemble"] for (_, labels), cell in cells.items() if labels == "a"} == {"impossible"}
     assert "impossible" not in {

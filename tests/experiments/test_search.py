@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -33,9 +34,10 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments import search as searches
 from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
-from support.commands import GLASU, assert_group_ends, start_in_group
+from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
 from support.small import SMALL
+from support.warm_process import WarmProcess
 
 RUN = (
     SMALL
@@ -133,12 +135,15 @@ def test_the_first_trial_is_the_run_file_where_the_space_contains_it(run_file, t
 
 def test_a_search_in_one_process_finds_the_same_again_even_if_it_was_killed_in_between(run_file, tmp_path):
     out, space = tmp_path / "out", tmp_path / "ranges.toml"
-    words = [*GLASU, "search", run_file, "--space", space, "--trials", "1000", "--out", out]
-    with subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for _ in range(3):
-            process.stderr.readline()
-        process.kill()
+    log = tmp_path / "log"
+    log.touch()
+    words = ["search", run_file, "--space", space, "--trials", "1000", "--out", out]
+    process = WarmProcess([str(word) for word in words], log)
+    while log.read_text().count("complete: ") < 3:
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
     done, enough = len(rows(out)), 12  # ten random trials, then TPE's
     assert 3 <= done < enough
     seen = []

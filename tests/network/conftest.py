@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
-@pytest.fixture
-def stopped(kits: Path, tmp_path: Path) -> Cluster:
-    """Return a run of four rounds that the server ended at all parties after the third."""
+@pytest.fixture(scope="session")
+def stopped_folder(kits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of four rounds that the server ended after the third; not to be changed."""
+    folder = tmp_path_factory.mktemp("stopped")
     config, parties = tiny(num_rounds=4)
-    cluster = Cluster(config, parties, kits, tmp_path)
+    cluster = Cluster(config, parties, kits, folder)
 
     def stop(event: object) -> None:
         if isinstance(event, RoundDone) and event.round == 2:
@@ -39,7 +41,14 @@ def stopped(kits: Path, tmp_path: Path) -> Cluster:
     for role in (cluster.serve(observer=stop), *(cluster.join(name) for name in "abc")):
         assert "enough" in str(role.error())
     for name in ("server", "a", "b", "c"):
-        found = sorted(path.name for path in (tmp_path / name / "checkpoints").glob("*.checkpoint"))
+        found = sorted(path.name for path in (folder / name / "checkpoints").glob("*.checkpoint"))
         assert found == [f"round-{index:08d}.checkpoint" for index in (2, 3)]
-    cluster.lines.clear()
-    return cluster
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_folder: Path, kits: Path, tmp_path: Path) -> Cluster:
+    """Return a run of four rounds that the server ended at all parties after the third."""
+    shutil.copytree(stopped_folder, tmp_path, dirs_exist_ok=True)
+    config, parties = tiny(num_rounds=4)
+    return Cluster(config, parties, kits, tmp_path)

@@ -131,7 +131,7 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
 
 
 def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(processes):
-    roles, wait = processes(SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"), 30.0
+    roles, wait = processes(SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"), 20.0
     roles.listen()
     for name in "abc":
         roles.start(name)

@@ -14,9 +14,17 @@ from support.kits import simulate_with_secrets
 from support.races import CASES, GOOD, decided, race
 from support.tiny import assert_same_end, assert_same_run
 
+OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
 
-@pytest.mark.parametrize("name", [*CASES, "the preferred one diverges", "another one diverges"])
-@pytest.mark.parametrize("keys", [{}, {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}], ids=str)
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *((name, {}) for name in [*CASES, "the preferred one diverges", "another one diverges"]),
+        *((name, OWNER) for name in ["the second of three wins", "the preferred one diverges"]),
+    ],
+    ids=str,
+)
 def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
     config, parties = race(name, **keys)
     served, reports = Cluster(config, parties, kits, tmp_path).run()

@@ -125,8 +125,13 @@ def put_anothers(path: Path) -> None:
     shutil.copy(path.parents[2] / other / "checkpoints" / path.name, path)
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, empty, put_the_older_one, put_anothers])
-@pytest.mark.parametrize("name", ["b", "server"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("b", damage) for damage in (flip, truncate, empty, put_the_older_one, put_anothers)),
+        *(("server", damage) for damage in (flip, put_the_older_one)),  # all roles read checkpoints alike
+    ],
+)
 def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped):
     damage(checkpoints(stopped, name)[-1])
     report, _ = stopped.run()

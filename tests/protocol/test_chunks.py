@@ -46,7 +46,10 @@ def tensors_of(messages):
 
 @pytest.mark.parametrize(
     ("precision", "keys"),
-    [*itertools.product(("fp32", "int8"), MODES), *itertools.product(("fp64", "bf16"), (MODES[0], MODES[3]))],
+    [
+        *itertools.product(["int8"], MODES),  # rounding depends on the position of a row
+        *itertools.product(["fp32", "fp64", "bf16"], (MODES[0], MODES[3])),
+    ],
     ids=str,
 )
 def test_the_size_of_the_chunks_changes_no_bit_and_no_number_of_exchanges(precision, keys):

@@ -235,8 +235,11 @@ def test_prefetching_changes_neither_a_weight_nor_an_index_byte(keys):
         assert other.meter.by_kind["tensor"] == runs[0].meter.by_kind["tensor"]
 
 
-@pytest.mark.parametrize("precision", ["fp64", "int8"])
-@pytest.mark.parametrize("keys", [{}, {"num_local_steps": 4}, {"sampling": "layer"}], ids=str)
+@pytest.mark.parametrize(
+    ("keys", "precision"),
+    [({}, "fp64"), ({}, "int8"), ({"num_local_steps": 4}, "int8"), ({"sampling": "layer"}, "fp64")],
+    ids=str,
+)
 def test_a_report_counts_two_exchanges_per_round_for_two_layers_and_the_same_weights_for_any_prefetch(keys, precision):
     rounds, reports = 12, {}
     for prefetch in (0, 1, 16):

@@ -1,6 +1,6 @@
 """Train with each choice of an extension, in one process and over the network; print parts of the reports as JSON.
 
-It runs as a separate process, because an extension stays loaded until its process ends. The parties are threads of
+`main` runs in a separate process, because an extension stays loaded until its process ends. The parties are threads of
 this process. Each server is a process in the environment that the arguments describe.
 """
 
@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from glasu import registry
@@ -68,6 +67,7 @@ def serve(settings: Path, kits: Path, out: Path, environment: dict[str, str]) ->
 
 
 def main(folder: Path, path: str) -> None:
+    """Print the results of all runs; servers have `path` as their PYTHONPATH."""
     registry.load_extension(EXTENSION)
     base, parties = tiny(num_rounds=2, sampler="neighbor", num_layers=2, aggregation_layers=(0, 1))
     make_kits(folder / "kits", [party.name for party in parties], ["localhost"])
@@ -100,7 +100,3 @@ def main(folder: Path, path: str) -> None:
         }
     found["none"] = {"one process": list(simulate_with_secrets(parties, base).report.weights_sha256)}
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

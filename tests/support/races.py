@@ -41,7 +41,7 @@ def race(name: str, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
     """Return settings with a race, and parties whose labels can be learned in a few rounds."""
     keys = {
         "backbone": "sage",
-        "num_rounds": 20,
+        "num_rounds": 10,  # four for each candidate in the race
         "num_local_steps": 2,
         "evaluate_every": 2,
         "precision": "fp32",

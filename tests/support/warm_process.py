@@ -1,4 +1,4 @@
-"""Start commands in forks of a process that has loaded torch and numba; loading them takes seconds each time."""
+"""Start commands and programs in forks of a process that has loaded torch and numba, which takes seconds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.forkserver import ensure_running
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Not grpc: it starts threads, and a fork does not copy them.
-_CONTEXT.set_forkserver_preload(
-    ["glasu.runtime.simulation", "glasu.model.kernels.loops", "torch.fx.experimental.symbolic_shapes"]
-)
+_CONTEXT.set_forkserver_preload(["support.warm_imports"])
 
 
 class WarmProcess:
@@ -27,8 +28,7 @@ class WarmProcess:
             log: standard error is appended to this file.
             out: standard output is appended to this file; None: to `log`.
         """
-        self._process = _CONTEXT.Process(target=_run, args=(words, out or log, log, dict(os.environ)), daemon=True)
-        self._process.start()
+        self._process = _start(_run_command, words, out or log, log)
 
     @property
     def returncode(self) -> int | None:
@@ -51,11 +51,42 @@ class WarmProcess:
         self._process.kill()
 
 
-def _run(words: Sequence[str], out: Path, log: Path, environment: dict[str, str]) -> None:
+def run_program(program: str, folder: Path, path: Sequence[Path] = (), arguments: Sequence[str] = ()) -> str:
+    """Run a Python program in a fork and return what it prints; `folder` takes its output, `path` its modules."""
+    out, log = folder / "program.out", folder / "program.log"
+    out.write_text("")  # of an earlier program
+    process = _start(_run_program, program, out, log, [*map(str, path)], arguments)
+    process.join(240)
+    assert process.exitcode == 0, log.read_text()
+    return out.read_text()
+
+
+def _start(target: Callable[..., None], work: Any, out: Path, log: Path, *more: Any) -> BaseProcess:
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # for the modules to preload
+        ensure_running()
+    process = _CONTEXT.Process(target=target, args=(work, out, log, dict(os.environ), *more), daemon=True)
+    process.start()
+    return process
+
+
+def _run_command(words: Sequence[str], out: Path, log: Path, environment: dict[str, str]) -> None:
+    _redirect(out, log, environment)
+    from glasu.cli.main import main  # after the environment is set: it may name a cache or an option of grpc
+
+    sys.exit(main(words))
+
+
+def _run_program(
+    program: str, out: Path, log: Path, environment: dict[str, str], path: Sequence[str], arguments: Sequence[str]
+) -> None:
+    _redirect(out, log, environment)
+    sys.path[:0] = path
+    sys.argv[1:] = arguments
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+
+
+def _redirect(out: Path, log: Path, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     for descriptor, path in ((1, out), (2, log)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)
-    from glasu.cli.main import main  # after the environment is set: it may name a cache or an option of grpc
-
-    sys.exit(main(words))
