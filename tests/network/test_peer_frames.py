@@ -226,6 +226,24 @@ def test_a_confirmation_of_another_checkpoint_aborts_the_run():
     assert "it confirmed another checkpoint of round 4: expected SHA-256 right, got wrong" in str(role.error())
 
 
+class Comparing(ToyServerHandshake):
+    """Asks party a for a second statement as soon as both are prepared."""
+
+    def find_comparison(self, prepared):
+        return ("a", {"b": "00" * 32}) if set(prepared) == {"a", "b"} else None
+
+
+def test_a_request_that_a_statement_causes_is_sent_at_once():
+    desk = Desk("ab", handshake=Comparing())
+    a, b = desk.connect("a"), desk.connect("b")
+    gathering = Role("gathering", desk.session.gather)
+    a.send_control("Statement", payload=STATEMENT)
+    b.send_control("Statement", payload=STATEMENT)
+    wait_for(lambda: any(control.fields.get("shares") for control in a.controls()), 5)
+    desk.session.announce_failure(TrainingError("enough"), 0.0)
+    assert gathering.error() is not None
+
+
 def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     desk = Desk("a")
     (a,) = desk.run()

@@ -221,6 +221,7 @@ def test_a_certificate_outside_the_roster_is_refused_and_does_not_learn_the_rost
         ended = answer(open_kit(copied / "c"), listener.port)
     assert (ended.code, ended.detail) == (ConnectionCode.REFUSED, "party 'c' is not on the roster")
     assert any("(a, b)" in line for line in desk.log)  # the operator sees it
+    wait_for(lambda: desk.session.roster.changed.streams == [])  # a refused connection leaves nothing behind
 
 
 def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(kits, tmp_path):

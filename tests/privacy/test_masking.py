@@ -55,10 +55,10 @@ def test_a_stream_never_covers_two_tensors():
     first = ring.encode(np.ones((4, 2)), key_of(0))
     masks(first, key_of(0))
     for again in (first, first + 1, np.ones((9, 3), ring.dtype)):
-        with pytest.raises(ProtocolError, match="a stream would cover two tensors; nothing was sent"):
+        with pytest.raises(ProtocolError, match="a key stream would cover two contents; nothing was sent"):
             masks(again, key_of(0))
     masks.seal(b"verdict", key_of(0))
-    with pytest.raises(ProtocolError, match="two tensors"):
+    with pytest.raises(ProtocolError, match="two contents"):
         masks.seal(b"another", key_of(0))
 
 

@@ -91,7 +91,7 @@ def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
     arrays = [getattr(each, field.name) for each in seen.messages for field in dataclasses.fields(each)[1:]]
     content = b"".join(array.tobytes() for array in arrays if isinstance(array, np.ndarray))
     assert not any(secret[start : start + 32] in content for start in range(0, len(secret), 4096))
-    rows = [row for client in done.clients for row in client.release.ledger.rows()]
+    rows = [row for client in done.clients for row in client.release.ledger.list_totals()]
     assert {row["protection"] for row in rows} <= {"ckks", "sealed", "signed", "none"}
     assert {row["kind"] for row in rows if row["protection"] == "none"} <= {"node sets", "key"}
     assert {row["protection"] for row in rows if row["kind"] in ("representation", "probabilities")} == {"ckks"}
@@ -194,7 +194,7 @@ def test_a_changed_key_is_refused():
             return dataclasses.replace(message, content=content)
         return message
 
-    with pytest.raises(ProtocolError, match="the group key was changed on its way"):
+    with pytest.raises(ProtocolError, match="the group key was modified in transit"):
         simulate(parties, encrypted(config), carry=Watching(damage))
 
 

@@ -3,7 +3,7 @@
 frame     kind (1 byte), number (8), last number received from the other side (8), body
 control   a JSON object, see `control.py`
 piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order.
-          The last piece of a message may be followed by other messages in the same frame
+          A party may put several short messages into one frame
 ack       no body: only the number received
 
 The frames of one direction are numbered from 1, across all streams of the same two processes. Number 0 is outside the

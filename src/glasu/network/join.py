@@ -51,7 +51,6 @@ from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
 
 ResultT = TypeVar("ResultT")
-LONG_MESSAGE = 64 << 10  # bytes: the server should receive it while this party computes its next message
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
@@ -218,7 +217,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
 class PartyPerformer:
     """Performs the requests of a party's script over a session.
 
-    Messages leave together, when the script waits for an answer. A long message leaves at once.
+    A message that is not urgent leaves with the next one, or when the script waits for an answer.
     """
 
     def __init__(self, session: ClientSession, purpose: PartyPurpose[Any]) -> None:
@@ -233,8 +232,9 @@ class PartyPerformer:
             return self._receive(request)
         match request:
             case Send(message):
+                telemetry.traffic.sent_to_server(message)
                 self._unsent.append(message)
-                if telemetry.traffic.sent_to_server(message) >= LONG_MESSAGE:
+                if message.is_urgent:
                     self.flush()
             case Save(take_state):
                 purpose.save(take_state())

@@ -93,7 +93,6 @@ class PeerFrames:
             self._greet(peer, stream, frame.control)
             return
         is_next = peer.channel.accept(frame)
-        self._roster.changed.notify_all()  # acknowledgements open windows
         if frame.number == 0 and frame.control is not None:
             self._take_last_word(peer, frame.control)
         elif is_next and frame.control is not None:
@@ -101,6 +100,7 @@ class PeerFrames:
         elif is_next:
             for piece in split_pieces(frame.body):
                 self._add_piece(peer, piece)
+        self._roster.changed.notify_all()  # at the end: answers wait now, and acknowledgements have opened windows
 
     def _add_piece(self, peer: Peer, piece: memoryview) -> None:
         """Add a piece to its message; put the message into the inbox when it is complete."""

@@ -62,7 +62,8 @@ OPTIONS = [
 class SessionLock(threading.Condition):
     """The lock of a session, and the condition on which its own threads wait. The writer of a stream waits apart.
 
-    Otherwise a frame of one party would wake the writers of all parties.
+    Otherwise a frame of one party would wake the writers of all parties. Notify after a change, never before it: only
+    the writers that have a frame at that moment wake.
     """
 
     def __init__(self) -> None:
@@ -238,7 +239,21 @@ class Listener(AbstractContextManager["Listener"]):
     def _serve(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream, in a thread of gRPC."""
         guest = _Guest("", context, self._host.open_stream())
-        guest.name = self._identify(guest)
+        try:
+            guest.name = self._identify(guest)
+            self._admit(guest)
+            if context.add_callback(guest.stream.close):
+                arguments = guest.name, guest.stream, _yield_until_broken(frames)
+                thread = f"glasu-{guest.name}"
+                threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
+                yield from guest.stream.outgoing()
+        finally:
+            guest.stream.close()
+            with self._lock:
+                self._guests.discard(guest)
+
+    def _admit(self, guest: _Guest) -> None:
+        """Count a stream of a party; end the call if the party has too many."""
         with self._lock:
             own = [other for other in self._guests if other.name == guest.name]
             is_crowded = len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD
@@ -247,15 +262,6 @@ class Listener(AbstractContextManager["Listener"]):
         if is_crowded:
             why = f"party {guest.name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
             self._abort(guest, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, guest.name, why)
-        try:
-            if context.add_callback(guest.stream.close):
-                arguments = guest.name, guest.stream, _yield_until_broken(frames)
-                thread = f"glasu-{guest.name}"
-                threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
-                yield from guest.stream.outgoing()
-        finally:
-            with self._lock:
-                self._guests.discard(guest)
 
     def _identify(self, guest: _Guest) -> str:
         """Return the party in the peer's certificate; end the call if it is revoked or not on the roster."""

@@ -192,7 +192,7 @@ class Hiding(ABC):
     def _mark_used(self, place: bytes) -> None:
         """Mark a place as used. Refuse a second tensor there: the server could compute the difference of the two."""
         if place in self._used:
-            raise ProtocolError("masks: a stream would cover two tensors; nothing was sent.")
+            raise ProtocolError("a key stream would cover two contents; nothing was sent.")
         self._used.add(place)
 
 

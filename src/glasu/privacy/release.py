@@ -45,7 +45,7 @@ class Masking(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, payload: NDArray[Any], key: Key) -> NDArray[Any]:
-        """Return the payload to send. It must be a function of the arguments and of secrets that do not change."""
+        """Return the payload to send. It is called once for each key; a repeated frame has the same bytes."""
         ...
 
 

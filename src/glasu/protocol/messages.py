@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,8 @@ def limit_sealed(shapes: Shapes) -> int:
 @dataclass(frozen=True, eq=False)
 class Message:
     """Base of all messages."""
+
+    is_urgent: ClassVar[bool] = True  # False: it may wait for the next message of its sender
 
     key: Key
 
@@ -161,6 +163,8 @@ class JointChange(TensorMessage):
 class Proposal(Message):
     """Client: one node set S_m[l] per round."""
 
+    is_urgent = False
+
     node_sets: Annotated[tuple[NDArray[np.int32], ...], NodeSetsField()]
 
 
@@ -174,6 +178,8 @@ class Agreed(Message):
 @dataclass(frozen=True, eq=False)
 class Losses(Message):
     """Client: the losses of a round's local steps; empty from a client without labels. It has no answer."""
+
+    is_urgent = False
 
     values: Annotated[NDArray[np.float64], NumbersField("loss", attrgetter("num_local_steps"))]
 
