@@ -11,7 +11,8 @@ from scipy.stats import binomtest
 from torch_geometric.nn import GATv2Conv
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
-from glasu.data.party import Graph, PartyData, Splits, mean_length
+from glasu.data.party import Graph, PartyData, Splits
+from glasu.data.preprocessing import measure_mean_length
 from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.dropout import Dropout, make_no_dropout
@@ -244,13 +245,15 @@ def test_a_users_convolution_does_not_disturb_torchs_generator():
 def test_the_automatic_scale_brings_the_mean_length_of_a_filled_row_to_three(form):
     features = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
     features[::5] = 0
-    scale = find_input_scale(ModelConfig(), mean_length(sp.csr_array(features) if form == "sparse" else features))
+    scale = find_input_scale(
+        ModelConfig(), measure_mean_length(sp.csr_array(features) if form == "sparse" else features)
+    )
     lengths = np.linalg.norm(features * scale, axis=1)
     assert lengths[lengths > 0].mean() == pytest.approx(3)
 
 
 def test_features_that_are_all_zero_keep_their_scale():
-    assert find_input_scale(ModelConfig(), mean_length(np.zeros((3, 2), np.float32))) == 1.0
+    assert find_input_scale(ModelConfig(), measure_mean_length(np.zeros((3, 2), np.float32))) == 1.0
 
 
 def test_a_scale_in_the_config_is_used_as_it_is():

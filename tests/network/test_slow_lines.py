@@ -91,7 +91,7 @@ def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running):
 def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
     desk, party = running
     waiting = Role("waiting", lambda: desk.session.receive(Receive((Partial,), key(0, 0))))
-    party.send(Partial(key(0, 0, 0, 1), LONG))
+    party.send([Partial(key(0, 0, 0, 1), LONG)])
     time.sleep(1.0)
     began = time.monotonic()
     party.fail(TrainingError("enough"))
@@ -102,7 +102,7 @@ def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
 
 def test_a_message_that_takes_longer_than_every_ping_arrives(running):
     desk, party = running
-    party.send(Partial(key(0, 0, 0, 1), LONG[:3000]))  # 12 s
+    party.send([Partial(key(0, 0, 0, 1), LONG[:3000])])  # 12 s
     (message,) = desk.session.receive(Receive((Partial,), key(0, 0)))
     assert message.value.shape == (3000, 1024)
     wait_for(lambda: desk.session.connected()["a"])
