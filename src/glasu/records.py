@@ -250,6 +250,8 @@ def _to_plain_value(value: Any) -> Any:
     if type(value) in SCALARS:  # first, because most values of a long state are numbers
         return value
     if isinstance(value, (list, tuple)):
+        if SCALARS.issuperset(map(type, value)):  # for example the losses of all rounds
+            return list(value)
         return [_to_plain_value(item) for item in value]
     if dataclasses.is_dataclass(value):
         return to_plain(value)

@@ -82,6 +82,8 @@ def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
     if isinstance(value, dict):
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
+        if SCALARS.issuperset(map(type, value)):
+            return value
         return [_take_arrays(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]
     torch = sys.modules.get("torch")  # None if torch was never imported; then there are no tensors
     if torch is None or not isinstance(value, torch.Tensor):
