@@ -70,7 +70,7 @@ def test_chunks_over_the_network_give_the_weights_of_one_chunk_in_one_process(ke
 
 
 def test_the_messages_of_an_exchange_leave_together(kits, tmp_path):
-    """Node-set proposals and losses join the messages that the party must send anyway."""
+    """Node-set proposals join the messages that the party must send anyway."""
     sent = []
 
     class Counting(PartyPerformer):
@@ -83,8 +83,8 @@ def test_the_messages_of_an_exchange_leave_together(kits, tmp_path):
     server, *roles = cluster.serve(), cluster.join("a", performer=Counting), cluster.join("b"), cluster.join("c")
     assert_same_end(server.outcome(), simulate_with_secrets(parties, config).report)
     traffic = roles[0].outcome()["traffic"]
-    assert len(sent) <= traffic["exchanges"] + 1
-    assert ["Losses", "Partial"] in sent
+    assert len(sent) <= traffic["exchanges"] + config.train.num_rounds + 1
+    assert ["Losses"] in sent  # the server saves its checkpoint after them
     assert any("Proposal" in names and "Partial" in names for names in sent)
 
 

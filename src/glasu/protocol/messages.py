@@ -179,8 +179,6 @@ class Agreed(Message):
 class Losses(Message):
     """Client: the losses of a round's local steps; empty from a client without labels. It has no answer."""
 
-    is_urgent = False
-
     values: Annotated[NDArray[np.float64], NumbersField("loss", attrgetter("num_local_steps"))]
 
 
