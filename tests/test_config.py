@@ -203,6 +203,13 @@ def test_an_unknown_name_in_an_override_is_refused_too(tmp_path):
         written(tmp_path, "", "train.sead=1")
 
 
+def test_all_faults_of_all_sections_are_listed_together(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        written(tmp_path, "wire = 3", "model.hidden=0", "train.learning_rate=-1", "trian.x=1", "train.sead=1")
+    for part in ("model.hidden=0: ", "train.learning_rate=-1", "section [trian]", "key train.sead", "wire=3: must be"):
+        assert part in str(caught.value)
+
+
 # Types and rules: the message names the key, the value and the way out.
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glasu import registry
-from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
+from glasu.config import ModelConfig, PrivacyConfig, RunConfig, TrainConfig, WireConfig
 from glasu.errors import ConfigError
 from glasu.model.sampler import FullGraph
 from support.warm_process import run_program
@@ -23,6 +23,7 @@ FIELDS = {
     "backbone": (ModelConfig, "model", "backbone"),
     "encoding": (WireConfig, "wire", "precision"),
     "method": (TrainConfig, "train", "method"),
+    "secure aggregation": (PrivacyConfig, "privacy", "secure_aggregation"),
     "sampler": (TrainConfig, "train", "sampler"),
     "task": (TrainConfig, "train", "task"),
 }
@@ -48,10 +49,10 @@ def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuse
 
 
 @pytest.mark.parametrize("module", SEAM_MODULES)
-def test_a_module_of_a_seam_loads_where_torch_and_numba_cannot_be_imported(module):
+def test_a_module_of_a_seam_loads_where_torch_numba_and_tenseal_cannot_be_imported(module):
     run(
         "import sys\n"
-        "for name in ('torch', 'torch_geometric', 'numba'): sys.modules[name] = None\n"
+        "for name in ('torch', 'torch_geometric', 'numba', 'tenseal'): sys.modules[name] = None\n"
         f"import {module}\n"
         "import glasu\n"
         "glasu.RunConfig()\n"

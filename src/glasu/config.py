@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
-from glasu.ckks_parameters import CKKS
 from glasu.errors import ConfigError
 from glasu.profiles import PROFILES
 from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
@@ -29,8 +28,6 @@ Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 Positive = Annotated[float, Bounds(0, ends="(]")]
 NoiseMultiplier = Annotated[float, Bounds(0, 1000)]
 LEAST_NOISE = 0.001
-# Keys of [privacy] that have an effect only if sums are hidden, and their ways to hide them.
-HIDING_ONLY = {"blind_server": ("masks",), "allow_two_parties": ("masks", "ckks"), "range": ("masks", "ckks")}
 # Keys of [privacy] that have an effect only with noise.
 NOISE_ONLY = (
     "dp_clip",
@@ -218,7 +215,7 @@ class PrivacyConfig(Checked):
 
     section = "privacy"
     profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
-    secure_aggregation: Literal["none", "masks", "ckks"] = "none"
+    secure_aggregation: Annotated[str, Choice("secure aggregation")] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
     dp_clip: Positive = 1.0  # maximum L2 norm of a released row
     dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
@@ -234,9 +231,14 @@ class PrivacyConfig(Checked):
     range: Positive = 8.0  # hidden sums: the largest absolute value on the first grid, before there is an aggregate
 
     @property
+    def way_to_hide(self) -> Any:
+        """The row of `glasu.privacy.secure_aggregation` that hides tensors from the server."""
+        return registry.load("secure aggregation", self.secure_aggregation)
+
+    @property
     def hides_parts(self) -> bool:
         """Whether the server adds the parts of parties without reading them, so that it sees no scores either."""
-        return self.secure_aggregation != "none"
+        return bool(self.way_to_hide.hides_parts)
 
     @property
     def adds_noise(self) -> bool:
@@ -244,13 +246,9 @@ class PrivacyConfig(Checked):
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
-        for name, ways in HIDING_ONLY.items():
-            used = self.secure_aggregation in ways or getattr(self, name) == getattr(type(self), name)
-            listed = " or ".join(f'"{way}"' for way in ways)
-            rule = f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
-            if name == "blind_server" and self.secure_aggregation == "ckks":
-                rule = 'has no effect with privacy.secure_aggregation = "ckks": the server sees no sums; remove it.'
-            self._need(name, used, rule)
+        ways = {way: registry.load("secure aggregation", way) for way in registry.choices("secure aggregation")}
+        for name in dict.fromkeys(name for way in ways.values() for name in way.config_keys):
+            self._check_hiding_key(name, [way for way, other in ways.items() if name in other.config_keys])
         for name in NOISE_ONLY:
             used = self.adds_noise or getattr(self, name) == getattr(type(self), name)
             self._need(name, used, "has no effect without privacy.dp_noise_multiplier; set that, or remove it.")
@@ -259,6 +257,17 @@ class PrivacyConfig(Checked):
             enough = value is None or value >= LEAST_NOISE or (value == 0 and name == "dp_noise_multiplier")
             rule = f"must be at least {LEAST_NOISE}; less noise protects nothing."
             self._need(name, enough, rule + (" 0 means no noise." if name == "dp_noise_multiplier" else ""))
+
+    def _check_hiding_key(self, name: str, ways: Sequence[str]) -> None:
+        """Refuse a key that has no effect with this way to hide sums; it has one with `ways`."""
+        if self.secure_aggregation in ways or getattr(self, name) == getattr(type(self), name):
+            return
+        listed = " or ".join(f'"{way}"' for way in ways)
+        rule = f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
+        if name == "blind_server" and self.way_to_hide.hides_sums:
+            named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
+            rule = f"has no effect with {named}: the server sees no sums; remove it."
+        self._need(name, False, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +321,8 @@ class RunConfig:
         if self.privacy.label_epsilon is not None:
             rule = f'train.task="{self.train.task}" has no classes to draw from; remove it.'
             self.privacy._need("label_epsilon", registry.load("task", self.train.task).has_classes, rule)
+        if method.smooths or self.privacy.adds_noise:
+            self._check_examples(method)
         sends = not (silent or method.prescribes("model", "aggregation_layers")) or method.averages
         if self.privacy.adds_noise and sends:
             self._check_noise(method)
@@ -348,6 +359,20 @@ class RunConfig:
         for key, (value, default) in unused.items():
             if value != default:
                 raise ConfigError(f"{key}={describe(value)}: {named} has no rounds of messages; remove it.")
+
+    def _check_examples(self, method: Any) -> None:
+        """Refuse a task whose examples are not nodes, if every row of a prediction must belong to one node."""
+        if registry.load("task", self.train.task).examples_are_nodes:
+            return
+        named = f'train.task="{self.train.task}": its examples are not nodes, and'
+        if method.smooths:
+            raise ConfigError(
+                f'{named} train.method="{self.train.method}" propagates the predictions of nodes; use another method.'
+            )
+        raise ConfigError(
+            f"{named} privacy.dp_noise_multiplier={self.privacy.dp_noise_multiplier} counts the releases of each node; "
+            "remove it."
+        )
 
     def _check_noise(self, method: Any) -> None:
         """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
@@ -462,7 +487,7 @@ class RunConfig:
                 f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
                 f"and {FEWEST_LEVELS} are needed; use a higher precision."
             )
-        if self.privacy.secure_aggregation == "ckks" and (error := CKKS.find_error(num_clients)):
+        if error := self.privacy.way_to_hide.find_error(num_clients):
             raise ConfigError(f'data.num_clients={num_clients}: with {hiding} {error}; use "masks".')
         if train.party_dropout and num_clients <= FEWEST_SUMMED:
             raise ConfigError(
@@ -523,20 +548,26 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], source: str = "the config") -> Self:
-        """Build a config from nested dictionaries, refusing unknown sections and keys."""
+        """Build a config from nested dictionaries. ConfigError lists all unknown names and wrong values."""
         classes = {item.name: item.default_factory for item in dataclasses.fields(cls)}
         parts: dict[str, Any] = {}
+        faults: list[str] = []
         for name, keys in sections.items():
             if name not in classes:
-                raise ConfigError(f"{source}: unknown section [{name}]{suggest(name, classes)}")
+                faults.append(f"{source}: unknown section [{name}]{suggest(name, classes)}")
+                continue
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"{source}: {name}={describe(keys)}: must be a section, written [{name}].")
+                faults.append(f"{source}: {name}={describe(keys)}: must be a section, written [{name}].")
+                continue
             kind: Any = classes[name]
             known = [item.name for item in dataclasses.fields(kind)]
-            for key in keys:
-                if key not in known:
-                    raise ConfigError(f"{source}: unknown key {name}.{key}{suggest(key, known)}")
-            parts[name] = kind(**{key: value for key, value in keys.items() if value is not None})
+            faults += [f"{source}: unknown key {name}.{key}{suggest(key, known)}" for key in keys if key not in known]
+            try:
+                parts[name] = kind(**{key: keys[key] for key in keys if key in known and keys[key] is not None})
+            except ConfigError as error:
+                faults.append(str(error))
+        if faults:
+            raise ConfigError(" ".join(faults))
         return cls(**parts)
 
     @classmethod
@@ -611,11 +642,19 @@ class RunConfig:
 
 
 def describe_profile(config: RunConfig) -> str:
-    """Return the settings of `privacy.profile` in one line; an empty string for "off"."""
-    profile = PROFILES[config.privacy.profile]
-    listed = [*profile.list_required(config.model.num_layers), *profile.list_suggested()]
-    found = [f"{section}.{key} = {describe(getattr(getattr(config, section), key))}" for section, key, _ in listed]
-    return f'privacy.profile = "{config.privacy.profile}": {", ".join(found)}' if found else ""
+    """Return the settings of `privacy.profile` in one line, as TOML; an empty string for "off"."""
+    name = config.privacy.profile
+    profile, found = PROFILES[name], []
+    for section, key, value in [*profile.list_required(config.model.num_layers), *profile.list_suggested()]:
+        used = getattr(getattr(config, section), key)
+        note = "" if used == value else f" (set by you; {name} suggests {_write_toml(value)})"
+        found.append(f"{section}.{key} = {_write_toml(used)}{note}")
+    return f'privacy.profile = "{name}": {", ".join(found)}' if found else ""
+
+
+def _write_toml(value: Any) -> str:
+    """Return a setting as TOML. For these types, JSON is TOML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:

@@ -166,7 +166,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     try:
         yield
     finally:
-        with suppress(OSError):  # safe: with filelock, a waiting process does not lock the removed file
+        with suppress(OSError):  # removal is safe: a waiting process opens the file again
             if [path.name for path in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
         lock.release()

@@ -11,6 +11,7 @@ Literal[...]                     one of the values
 bytes                            a string of hexadecimal digits
 tuple[X, ...], tuple[X, Y]       a list
 Mapping[str, X]                  an object
+Mapping[Literal[...], X]         an object with no other keys
 Mapping[K, X]                    a list of [key, value] pairs
 a dataclass                      an object
 X | Y                            the first alternative that fits
@@ -370,7 +371,8 @@ class _Reader:
 
     def read_mapping(self, annotation: Any, value: object, path: str, depth: int) -> Any:
         key_type, value_type = typing.get_args(annotation)
-        if key_type is not str:
+        choices = typing.get_args(key_type) if typing.get_origin(key_type) is Literal else None
+        if key_type is not str and choices is None:
             if value == {}:  # `to_plain` does not know the type of the keys of an empty mapping
                 return {}
             pair = types.GenericAlias(tuple, (key_type, value_type))
@@ -381,6 +383,10 @@ class _Reader:
             return self.fault(FaultCode.TYPE, path, "must be an object", describe(value))
         if len(value) > MAX_ITEMS:
             return self.fault(FaultCode.SIZE, path, f"has {len(value)} keys, and at most {MAX_ITEMS} are allowed")
+        for key in value:
+            if choices is not None and key not in choices:
+                known = ", ".join(choices)
+                self.fault(FaultCode.UNKNOWN, path, f"has the unknown key {describe(key)}; known keys are {known}")
         return {
             key: self.read_value(value_type, item, f"{path}.{_make_printable(str(key)[:80])}", depth + 1)
             for key, item in value.items()

@@ -36,6 +36,7 @@ TABLES = {
     "partition": "glasu.data.partition:PARTITIONS",
     "preset": "glasu.data.presets:PRESETS",
     "sampler": "glasu.model.sampler:SAMPLERS",
+    "secure aggregation": "glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS",
     "task": "glasu.model.task:TASKS",
 }
 ENTRY_POINTS = "glasu.extensions"

@@ -254,6 +254,8 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"nodes": "id,age,label,split\n"}, "has no rows"),
         ({"nodes": "id,label,split\n7,x,\n3,y,\n9,x,\n"}, "no feature column"),
         ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 others"),
+        ({"nodes": NODES.replace(",", ";")}, r"nodes\.csv: .* separated by semicolons; save it with commas\.$"),
+        ({"edges": "source\ttarget\n7\t3,5\n"}, r"edges\.csv: .* separated by tabs; save it with commas\.$"),
         ({"nodes": NODES.replace("age", "score")}, "columns 2 and 3 have the same name"),
         ({"nodes": NODES.replace("\n9,", "\n7,")}, "column 'id', row 3: the id is also in an earlier row"),
         ({"nodes": NODES.replace("\n9,", "\n,")}, "column 'id', row 3: is empty"),

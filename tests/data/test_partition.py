@@ -189,6 +189,8 @@ def test_a_column_of_edge_attributes_is_the_weight():
         ("y", torch.full((60,), float("inf")), "is infinite"),
         ("train_mask", torch.ones(60, 2, dtype=torch.bool), "several splits"),
         ("val_mask", torch.arange(60) < 5, "two splits"),
+        ("train_mask", torch.arange(20), "True or False for each of 60 nodes"),
+        ("train_mask", torch.arange(60), "use torch_geometric.utils.index_to_mask"),
         ("edge_weight", torch.ones(7), "7 values in edge_weight"),
         ("edge_index", torch.tensor([[0], [60]]), "its target is out of range"),
     ],

@@ -195,6 +195,9 @@ def test_a_party_may_have_one_feature_and_no_edges():
         ({"labels": np.full((3, 2), 2), "classes": ("x", "y")}, "the label of node 0 is out of range"),
         ({"splits": Splits(np.array([0]), np.array([3]), np.array([1]))}, "a split names a node that does not exist"),
         ({"splits": Splits(np.array([0]), np.array([0]), np.array([1]))}, "two splits"),
+        ({"splits": Splits(np.array([1, 0]), np.array([2]), np.array([], int))}, "'train' must be increasing integers"),
+        ({"splits": Splits(np.array([0]), np.array([2]), np.array([1, 1]))}, "'test' must be increasing integers"),
+        ({"splits": Splits(np.array([0]), np.array([False, False, True]), np.array([1]))}, "use np.unique"),
     ],
 )
 def test_a_party_that_exists_is_a_party_that_can_train(changes, said):

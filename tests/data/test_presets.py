@@ -187,7 +187,7 @@ def test_adjusted_homophily_is_that_of_the_dense_graph_of_training_nodes():
 def test_few_edges_or_no_labels_give_no_estimate():
     assert measure_homophily(tiny_parties()[0]) is None
     hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
-    assert describe_situation(hidden, has_labels=False).homophily is Homophily.UNKNOWN
+    assert describe_situation(hidden, labels_nodes=False).homophily is Homophily.UNKNOWN
 
 
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
@@ -196,7 +196,7 @@ def test_a_party_with_constant_columns_only_has_no_features(form):
     varying, constant = np.zeros((24, 3)), np.tile([0.0, 2.0, 1.0], (24, 1))
     varying[5, 1] = 1.0
     found = [
-        describe_situation(replace(party, features=form(each), feature_names=()), has_labels=True).has_features
+        describe_situation(replace(party, features=form(each), feature_names=()), labels_nodes=True).has_features
         for each in (varying, constant)
     ]
     assert found == [True, False]

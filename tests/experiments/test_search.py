@@ -158,6 +158,7 @@ def test_a_search_in_one_process_finds_the_same_again_even_if_it_was_killed_in_b
         search(run_file, out, space=space, trials=2)
 
 
+@pytest.mark.slow  # starts four processes
 def test_a_grid_is_tried_once_at_every_point_though_one_of_two_processes_dies(run_file, tmp_path):
     out, space = tmp_path / "out", tmp_path / "space.toml"
     space.write_text(GRID.replace("4, 8", "4, 5, 6, 7, 8"))
@@ -205,9 +206,8 @@ for _ in range(2):
     assert done.stdout.split() == ["1", "1"]
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow  # test_an_error_of_a_process_is_the_error_of_the_search also ends the processes of a search
 def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_file, tmp_path, sent, code):
     out, space = tmp_path / "out", tmp_path / "space.toml"
     space.write_text("[train]\nnum_rounds = [1, 100_000_000]\nweight_decay = [0.0]")
@@ -412,15 +412,3 @@ def test_without_optuna_the_way_out_is_named(run_file, tmp_path, monkeypatch):
 )
 def test_bytes_may_be_written_in_several_ways(text, count):
     assert parse_bytes(text) == count
-
-
-def test_help_has_one_example_and_loads_nothing_heavy():
-    code = (
-        "import sys; from glasu.cli.main import build_parser\n"
-        "try: build_parser().parse_args(['search', '--help'])\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'pyarrow', 'rich', 'optuna'} & set(sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("example: glasu search") == 1

@@ -174,6 +174,7 @@ def first_run(cache: Path) -> tuple[float, list[str], list[list[str]]]:
     return seconds, used, lines
 
 
+@pytest.mark.slow  # compiles with an empty cache
 def test_the_first_run_compiles_only_the_kernels_it_uses_and_logs_one_line(tmp_path):
     seconds, used, lines = first_run(tmp_path)
     assert seconds > 0

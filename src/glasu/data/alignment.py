@@ -32,7 +32,8 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
         common = np.intersect1d(common, party.ids)
     if len(common) == 0:
         raise AlignmentError(
-            f"the parties {', '.join(kinds)} have no id in common; check that their id columns use the same ids."
+            f"the parties {', '.join(kinds)} have no id in common; check that their id columns use the same ids. If "
+            "ids differ in Unicode form, case or blanks, run glasu align, which applies the id rules of party.toml."
         )
     return [party.restrict(_find_rows(party.ids, common)) for party in parties]
 

@@ -199,7 +199,10 @@ def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.i
         normalized = [rules.normalize(str(each)) for each in table.ids(name).to_pylist()]
         table = replace(table, columns={**table.columns, name: pa.chunked_array([pa.array(normalized, pa.string())])})
     return table.positions(
-        name, pa.array(party.ids.tolist()), "the ids of this party are", "is not the id of a node of this party."
+        name,
+        pa.array(party.ids.tolist()),
+        "the ids of this party are",
+        "is not the id of a node of this party; remove the row, or write the id as in the party's table of nodes.",
     )
 
 

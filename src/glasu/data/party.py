@@ -40,10 +40,17 @@ class Splits:
         return hashlib.sha256(b"|".join(parts)).hexdigest()
 
     def check(self, num_nodes: int, where: str) -> None:
-        """Raise DataError unless the positions are disjoint and in range."""
+        """Raise DataError unless the positions are in range, sorted, distinct and disjoint."""
         chosen = np.concatenate([self.train, self.validation, self.test]).astype(np.int64)
         if chosen.min(initial=0) < 0 or chosen.max(initial=-1) >= num_nodes:
             raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
+        for name in SPLITS:  # the order of the labels in a batch is that of the split
+            part = getattr(self, name)
+            if part.dtype.kind not in "iu" or (part[1:] <= part[:-1]).any():
+                raise DataError(
+                    f"{where}: the positions of the split {name!r} must be increasing integers; use "
+                    "np.unique(positions), or np.flatnonzero(mask) for a mask."
+                )
         count = len(chosen)
         if len(sort_distinct(chosen)) != count:
             raise DataError(f"{where}: a node is in two splits; use disjoint splits.")

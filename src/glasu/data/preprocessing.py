@@ -103,7 +103,7 @@ def measure_mean_length(features: Features) -> float:
 
 
 def _average_roots(squares: NDArray[np.float64]) -> float:
-    """Return the mean of the roots that are not zero."""
+    """Return the mean of the square roots, without zeros."""
     roots = np.sqrt(squares[squares > 0])
     return float(roots.mean()) if len(roots) else 0.0
 
@@ -213,7 +213,7 @@ class _Columns:
     centre: NDArray[np.float64]
     spread: NDArray[np.float64]
     limit: NDArray[np.float64]
-    shifted: NDArray[np.int64]  # columns whose zeros do not stay zeros
+    shifted: NDArray[np.int64]  # columns in which 0 becomes another value
 
     @classmethod
     def of(cls, preparation: Preparation) -> _Columns:

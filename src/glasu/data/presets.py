@@ -130,16 +130,18 @@ _EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
 _EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
 _EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
 _LONG = {"num_rounds": 200}
-_SAGE_STEPS = {**_LONG, "weight_decay": 0.0005}
+# A larger decay suits many columns of words, a smaller one a few columns of numbers.
+_COMPLETE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
+_APART_STEPS = {**_LONG, "weight_decay": 0.0005, "learning_rate": 0.03}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
             Candidate({"model": _GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
-            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.01}}, True),
+            Candidate(_EXACT_SAGE, {"train": _COMPLETE_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
-            Candidate(_EXACT_SAGE, {"train": {**_SAGE_STEPS, "learning_rate": 0.03}}, False),
+            Candidate(_EXACT_SAGE, {"train": _APART_STEPS}, False),
             Candidate(_EXACT_GCNII, {"train": {**_LONG, "learning_rate": 0.03}}, False),
         ),
         chooses_layer=True,
@@ -188,7 +190,7 @@ def is_race_short(candidates: Sequence[RunConfig]) -> bool:
 
 
 def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
-    """Return the positions of the candidates that race, in the list of `list_candidates`, the preferred one first.
+    """Return the candidates that race, as positions in the list of `list_candidates`. The preferred one is first.
 
     Args:
         config: the requested settings.
@@ -206,9 +208,9 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     return kept if can_race else kept[:1]
 
 
-def describe_situation(party: PartyData, *, has_labels: bool) -> Situation:
-    """Return the situation of a party; `has_labels` is whether its labels are used."""
-    homophily = measure_homophily(party) if has_labels else None
+def describe_situation(party: PartyData, *, labels_nodes: bool) -> Situation:
+    """Return the situation of a party; `labels_nodes` is whether its labels are used and belong to nodes."""
+    homophily = measure_homophily(party) if labels_nodes else None
     level = Homophily.UNKNOWN
     if homophily is not None:
         level = Homophily(1 + (homophily >= LOW_HOMOPHILY) + (homophily >= HIGH_HOMOPHILY))

@@ -17,6 +17,7 @@ from glasu.records import SHOWN_FAULTS
 
 BEGINNING = 4096  # bytes that decide whether a file is text
 ESCAPED = re.compile("[\udc80-\udcff]")  # code points to which Python decodes bytes that are not UTF-8
+OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 AS_UTF_8 = "save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 
 
@@ -48,6 +49,9 @@ def read_csv_header(path: Path, separator: str = ",") -> list[str]:
     names = next(_read_rows(path, separator), None)
     if names is None or any("\0" in name or ESCAPED.search(name) for name in names):
         raise explain_csv(path, separator)
+    other = next((name for sign, name in OTHER_SEPARATORS.items() if sign in names[0]), None)
+    if separator == "," and len(names) == 1 and other is not None:
+        raise DataError(f"{path}: its values seem to be separated by {other}; save it with commas.")
     return names
 
 

@@ -103,8 +103,8 @@ def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
                 failures.append(f"{run}: {result}")
             else:
                 store_result(out, run, result)
-            said = failures[-1] if isinstance(result, TrainingError) else result.summary()
-            log.info("%d/%d %s", done, len(runs), said)
+            line = failures[-1] if isinstance(result, TrainingError) else result.summary()
+            log.info("%d/%d %s", done, len(runs), line)
     if failures:
         raise TrainingError(f"{len(failures)} of {len(runs)} runs failed; the first was {failures[0]}")
 

@@ -194,7 +194,7 @@ def _divides(step: float, low: float, high: float) -> bool:
 def _samples(space: Space) -> Iterator[Point]:
     """Yield all combinations of choices and bounds.
 
-    If there are too many, yield every value and random combinations.
+    If there are too many, yield random combinations, and before them some in which every value occurs.
     """
     ends = [values.ends for values in space.keys.values()]
     if math.prod(len(values) for values in ends) <= TRIED:

@@ -31,6 +31,7 @@ from glasu.model.blocks import (
     draw_shared,
     thin_draw,
 )
+from glasu.model.task import Targets
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
@@ -55,11 +56,12 @@ def draw_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSe
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """The agreed node sets S_m[0..L] of one round, and the edges drawn for each layer."""
+    """The agreed node sets S_m[0..L] of one round, the edges drawn for each layer, and the examples of the batch."""
 
     round: int
     nodes: tuple[NodeSet, ...]
     draws: tuple[Draw, ...]
+    targets: Targets
 
 
 class Sampler(ABC):

@@ -58,6 +58,13 @@ class Metric:
             return "-"
         return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
 
+    def format_difference(self, value: float, other: float) -> str:
+        """Format the difference of two formatted values, so that the three shown numbers agree."""
+        if math.isnan(value) or math.isnan(other):
+            return "-"
+        shown, less = (float(self.format(each).removesuffix(" %")) for each in (value, other))
+        return f"{shown - less:+.1f} points" if self.is_share else f"{shown - less:+.4g}"
+
 
 ACCURACY, MACRO_F1, MICRO_F1 = (
     Metric("accuracy", "accuracy"),
@@ -71,6 +78,33 @@ MSE = Metric("mse", "MSE", is_share=False)
 R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # needs two nodes
 
 
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Examples to learn from or to predict, and the nodes whose rows of H[L] the head reads for them."""
+
+    nodes: NDArray[np.int64]  # S[L]
+    examples: NDArray[np.int64]  # positions in the labels; they have no meaning at a client without labels
+    rows: NDArray[np.int64] | None = None  # (n,) or (n, k): the rows that each example reads; None: example i, row i
+
+    @classmethod
+    def of_nodes(cls, nodes: NDArray[np.int64]) -> Targets:
+        """Return targets of which every example is a node."""
+        return cls(nodes, nodes)
+
+    def read_rows(self, outputs: Tensor) -> Tensor:
+        """Return the outputs of the head that each example reads, given those at the nodes."""
+        return outputs if self.rows is None else outputs[self.rows]
+
+    def add_rows(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at the outputs for the nodes, given that at the result of `read_rows`."""
+        import torch
+
+        if self.rows is None:
+            return gradient
+        total = gradient.new_zeros(len(self.nodes), gradient.shape[-1])
+        return total.index_add_(0, torch.from_numpy(self.rows.ravel()), gradient.reshape(-1, gradient.shape[-1]))
+
+
 class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
@@ -82,6 +116,7 @@ class Task(ABC):
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
     scores_name: ClassVar[str] = "class probabilities"  # for errors
     has_classes: ClassVar[bool] = True  # labels are drawn from a finite set
+    examples_are_nodes: ClassVar[bool] = True  # example i is node i; otherwise override `find_targets`
     takes_class_weights: ClassVar[bool] = False  # whether `train.class_weights` has an effect
     scale: Tensor | None = None  # mean and deviation of numeric labels; a client saves it with its weights
 
@@ -107,12 +142,12 @@ class Task(ABC):
         examples: NDArray[np.int64] = split[have_labels(labels[split])]
         return examples
 
-    def nodes_of(self, party: PartyData, examples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nodes whose H[L] the head reads for these examples. Here every example is a node.
+    def find_targets(self, party: PartyData, examples: NDArray[np.int64]) -> Targets:
+        """Return these examples with the nodes whose H[L] the head reads. Here every example is a node.
 
-        `NodeData.labels` reads the labels of a batch at its nodes, so a task with other examples also changes that.
+        An override returns sorted, distinct nodes. It is also called without examples, at clients without labels.
         """
-        return examples
+        return Targets.of_nodes(examples)
 
     def head_width(self, classes: Sequence[str]) -> int:
         """Return the number of outputs of the classifier."""
@@ -136,7 +171,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        """Return the mean loss of a batch and its gradient at the logits."""
+        """Return the mean loss of a batch and its gradient at the logits, which are those of `Targets.read_rows`."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:

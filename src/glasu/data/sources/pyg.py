@@ -67,7 +67,8 @@ def convert_graph(data: Data) -> PartyData:
     source, target = _to_numpy(data.edge_index)
     graph = Graph.from_edges(source, target, features.shape[0], _convert_weights(data))
     labels, classes = _convert_labels(data.get("y"))
-    return PartyData("all", np.arange(features.shape[0]), features, graph, labels, classes, _convert_splits(data))
+    splits = _convert_splits(data, features.shape[0])
+    return PartyData("all", np.arange(features.shape[0]), features, graph, labels, classes, splits)
 
 
 def read_pyg(name: str, cache_root: Path) -> PartyData:
@@ -199,11 +200,19 @@ def _convert_labels(y: Any) -> tuple[Labels | None, tuple[str, ...]]:
     return labels, tuple(str(label) for label in range(count))
 
 
-def _convert_splits(data: Data) -> Splits | None:
+def _convert_splits(data: Data, num_nodes: int) -> Splits | None:
     parts = []
     for key in MASKS:
-        mask = data.get(key)
-        if mask is not None and mask.ndim != 1:
+        if (found := data.get(key)) is None:
+            parts.append(np.empty(0, np.int64))
+            continue
+        mask = _to_numpy(found)
+        if mask.ndim != 1:
             raise DataError(f"{key} of shape {tuple(mask.shape)} has several splits; choose one, such as {key}[:, 0].")
-        parts.append(np.empty(0, np.int64) if mask is None else np.flatnonzero(_to_numpy(mask)))
+        if len(mask) != num_nodes or not np.isin(mask, (0, 1)).all():
+            raise DataError(
+                f"{key} must be True or False for each of {num_nodes} nodes; for a list of positions, "
+                "use torch_geometric.utils.index_to_mask."
+            )
+        parts.append(np.flatnonzero(mask))
     return Splits(*parts) if any(data.get(key) is not None for key in MASKS) else None
