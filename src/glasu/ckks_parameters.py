@@ -1,8 +1,9 @@
 """The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they suffice for.
 
 A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits,
-multiplied by 2^scale_bits. Decryption gives a number with an error below 1/2, so rounding gives the number itself. The
-error has a bound that always holds, not only with high probability:
+multiplied by 2^scale_bits; the last two are a check of the others (`glasu.privacy.encryption`). Decryption gives a
+number with an error below 1/2, so rounding gives the number itself. The error has a bound that always holds, not only
+with high probability:
 
     parties * degree * (LARGEST_NOISE + 1/2) / 2^scale_bits       1/2: rounding of a coefficient
 """
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 NUMBER_BITS = 32  # of the numbers in a ciphertext, and of their sums
 LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as the difference of two sums of 21 bits
 ALLOWED_ERROR = 1 / 8  # of a decrypted number; the computation with floats adds less than that
+CHECK_WORDS = 2  # numbers of a ciphertext that check the others: two digits of a number below CHECK_PRIME
+CHECK_DIGIT_BITS = 24
+CHECK_PRIME = 2**48 - 59  # the greatest prime with two digits; it must exceed 2^NUMBER_BITS
 # By degree: the greatest number of bits of all primes for 128 bits of security (homomorphicencryption.org, 2018).
 SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 
@@ -43,9 +47,15 @@ class CkksParameters:
         return self.degree // 2
 
     @property
+    def words(self) -> int:
+        """The numbers of a tensor in a ciphertext: all but the check."""
+        return self.slots - CHECK_WORDS
+
+    @property
     def most_clients(self) -> int:
-        """The greatest number of ciphertexts whose sum is decrypted exactly."""
-        return int(2**self.scale_bits * ALLOWED_ERROR / (self.degree * (LARGEST_NOISE + 0.5)))
+        """The greatest number of ciphertexts whose sum is decrypted exactly, and whose checks have sums of 32 bits."""
+        exact = int(2**self.scale_bits * ALLOWED_ERROR / (self.degree * (LARGEST_NOISE + 0.5)))
+        return min(exact, 1 << (NUMBER_BITS - CHECK_DIGIT_BITS))
 
     def find_error(self, num_clients: int) -> str:
         """Return the reason why sums of this many clients would not be secret or exact, or an empty string."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from glasu.errors import ConfigError
+from glasu.privacy.encryption import CKKS_NAME
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.policy import Policy, PolicyError, PolicyRule
+from glasu.privacy.masking import name_masks
+from glasu.privacy.noise import Mechanism, RowNoise, ScoreRepair
+from glasu.privacy.policy import Policy, PolicyError, PolicyRule, ProtectionName
+from glasu.privacy.release import Clip
+from glasu.protocol.alignment import BLINDED
+from glasu.protocol.masked import PROOF_PROTECTION
 from glasu.runtime.policy_file import find_policies, find_policy, read_policy
 from glasu.wire.message_key import Key, Phase
 from support.ledgers import Lines
@@ -107,8 +115,16 @@ def test_settings_that_lead_to_a_forbidden_release_are_refused():
         policy.check_settings({"gradient": "masks"})
     with pytest.raises(PolicyError, match=r"require\.representation"):
         policy.check_settings({"representation": "none"})
-    with pytest.raises(PolicyError, match="max_evaluations = 3: the run has 4 evaluations"):
+    with pytest.raises(PolicyError, match="max_evaluations = 3: the run has at least 4 with its test"):
         policy.check_settings({}, 4)
+
+
+def test_a_policy_can_require_every_protection_that_a_ledger_records():
+    noise = RowNoise(Mechanism(1.0, 2.0), "representation", bytes(32))
+    parts = [Clip(1.0), noise, ScoreRepair(lambda scores: scores)]
+    names = [part.name for part in parts] + [name_masks(blind=True), CKKS_NAME, PROOF_PROTECTION, BLINDED]
+    recorded = {part for name in names for part in name.split("+") if "=" not in part}
+    assert recorded | {"sealed", "signed"} == set(get_args(ProtectionName))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,14 @@ def test_settings_that_lead_to_a_forbidden_release_are_refused():
         ('forbid = ["gradients"]', ["forbid[0]='gradients'"]),
         ("min_rows = -1\nmax_rows = 1.5\nmax_ids = true", ["min_rows=-1", "max_rows=1.5", "max_ids=True"]),
         ("forbidden = []\nmin_row = 3", ["unknown key 'forbidden'", "unknown key 'min_row'"]),
-        ('[require]\ngradients = ["masks"]', ["has no kind 'gradients'"]),
+        (
+            'forbid = ["x"]\n[require]\ngradients = ["masks"]\nchange = ["masks", "masked"]',
+            [
+                "forbid[0]='x'",
+                "require: has the unknown key 'gradients'; known keys are representation, change, gradient, ",
+                "require.change[1]='masked': must be \"clip\" or ",
+            ],
+        ),
         ('require = "masks"', ["require='masks'"]),
         ("forbid = [", ["is not valid TOML"]),
     ],

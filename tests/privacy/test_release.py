@@ -12,6 +12,7 @@ from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import TrainingError
 from glasu.model.aggregation import Mean
 from glasu.model.sampler import Sample
+from glasu.model.task import Targets
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, Protection, Release
 from glasu.protocol.client import Client
@@ -267,7 +268,9 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
     )
     client = Client(config, party, index=0, names="ab", watch=Stopwatch(lambda: 0.0))
     client.release = protected(Plain("fp64"), Protection(Clip(0.3), row_noise(0.5, 0.3)))
-    batch = client.learner.gather(Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),)))
+    batch = client.learner.gather(
+        Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),), Targets.of_nodes(nodes))
+    )
     others = {1: torch.randn(6, 5, dtype=torch.float64)}
     client.learner.optimizer.step = lambda parts: None
     loss = advance(local_update(client, batch, client.learner.step(batch, 0), others)).value

@@ -11,7 +11,7 @@ import pytest
 from glasu.errors import ProtocolError
 from glasu.protocol.chunks import split_rows
 from glasu.protocol.message_bytes import decode, encode
-from glasu.protocol.messages import Gradient, JointGradient, Partial, Proposal, TensorMessage
+from glasu.protocol.messages import Gradient, Joint, JointGradient, JointScores, Partial, Proposal, TensorMessage
 from support.monolith import identical, run, settings, tiny_parties
 
 MODES = [
@@ -114,6 +114,31 @@ def test_a_chunk_of_too_many_rows_is_refused_before_it_is_added_up(phase, sample
 
     words = rf"party 'a', {phase} round \d layer 1 chunk 1 .*: expected {expected}, got 6"
     with pytest.raises(ProtocolError, match=words):
+        run(config, parties, carry=carry)
+
+
+def test_a_client_that_does_not_know_the_columns_refuses_chunks_of_different_widths():
+    config, parties = quick(labels="b", method="smooth", aggregation_layers=(), chunk_rows=5)
+
+    def carry(message):
+        if isinstance(message, JointScores) and message.key.chunk == 2:
+            return dataclasses.replace(message, value=np.full((len(message.value), 4), 0.25))
+        return message
+
+    with pytest.raises(ProtocolError, match=r"chunk 2.*: expected a probabilities of shape \(5, 3\), got \(5, 4\)"):
+        run(config, parties, carry=carry)
+
+
+@pytest.mark.parametrize("chunk", [0, 4])  # the last one has no rows
+def test_a_chunk_without_columns_is_refused(chunk):
+    config, parties = quick(chunk_rows=6)
+
+    def carry(message):
+        if isinstance(message, Joint) and message.key.chunk == chunk:
+            return dataclasses.replace(message, value=message.value[:, :0])
+        return message
+
+    with pytest.raises(ProtocolError, match=r"expected a representation of shape \(\d, 6\), got \(\d, 0\)"):
         run(config, parties, carry=carry)
 
 

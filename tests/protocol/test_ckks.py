@@ -12,6 +12,7 @@ from glasu.ckks_parameters import CKKS
 from glasu.errors import ConfigError, ProtocolError
 from glasu.privacy.policy import Policy, PolicyError
 from glasu.protocol.messages import (
+    Agreed,
     Gradient,
     Joint,
     JointGradient,
@@ -25,9 +26,9 @@ from glasu.protocol.messages import (
 from glasu.protocol.released_kinds import list_protections
 from glasu.protocol.requests import RoundDone
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import SHAPE_WORDS
+from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts
 from glasu.wire.message_key import SERVER, Phase
-from support.masks import encrypted, masked
+from support.masks import SHARE_PRIMES, Watching, encrypted, masked
 from support.tiny import simulate, tiny, tiny_parties
 
 ONCE = {"release": "once", "aggregation_layers": (1,), "num_rounds": 2}
@@ -41,20 +42,6 @@ RUNS = [
     ONCE,
     {**ONCE, "dp_noise_multiplier": 1.0},
 ]
-
-
-class Watching:
-    """Keeps the messages of a run, in place of a network; `change` may replace one."""
-
-    def __init__(self, change=None):
-        self.messages, self.change = [], change
-
-    def __call__(self, message):
-        self.messages.append(message)
-        return message if self.change is None else self.change(message)
-
-    def of(self, *kinds):
-        return [message for message in self.messages if isinstance(message, kinds)]
 
 
 @pytest.mark.parametrize("keys", RUNS, ids=str)
@@ -87,19 +74,19 @@ def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
     for message in seen.of(Partial, Gradient, Scores, Joint, JointGradient):
         assert message.value.dtype == np.dtype("<u8")
         assert message.value.shape[1] == SHAPE_WORDS + 2 * CKKS.degree
-    (secret,) = {client.hiding.cipher.secret for client in done.clients}
+    (secret,) = {client.release.hiding.cipher.secret for client in done.clients}
     arrays = [getattr(each, field.name) for each in seen.messages for field in dataclasses.fields(each)[1:]]
     content = b"".join(array.tobytes() for array in arrays if isinstance(array, np.ndarray))
     assert not any(secret[start : start + 32] in content for start in range(0, len(secret), 4096))
     rows = [row for client in done.clients for row in client.release.ledger.list_totals()]
-    assert {row["protection"] for row in rows} <= {"ckks", "sealed", "signed", "none"}
+    assert {row["protection"] for row in rows} <= {"ckks", "sealed", "hmac", "none"}
     assert {row["kind"] for row in rows if row["protection"] == "none"} <= {"node sets", "key"}
     assert {row["protection"] for row in rows if row["kind"] in ("representation", "probabilities")} == {"ckks"}
 
 
 def test_every_attempt_has_a_new_key():
     config, parties = tiny(num_rounds=1)
-    first, second = (simulate(parties, encrypted(config)).clients[1].hiding.cipher.secret for _ in range(2))
+    first, second = (simulate(parties, encrypted(config)).clients[1].release.hiding.cipher.secret for _ in range(2))
     assert first != second
 
 
@@ -164,23 +151,95 @@ def test_parties_refuse_a_sum_that_the_server_changed():
         value[:, SHAPE_WORDS:] = (value[:, SHAPE_WORDS:] + np.uint64(2**50)) % np.uint64(CKKS.modulus)
         return value
 
-    with pytest.raises(ProtocolError, match="the decrypted sum has no integers: the server changed a ciphertext"):
+    with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
         simulate(parties, encrypted(config), carry=change_value(Joint, SERVER, shift))
 
 
-def test_parties_that_receive_different_sums_notice_it_at_the_next_evaluation():
-    config, parties = tiny(num_rounds=2, evaluate_every=1)
-    counted, earlier = {}, {}
+class ActiveServer:
+    """Replaces one sum, for all parties or for the third one; `find` returns the other sum."""
 
-    def split(message):
+    def __init__(self, find, receivers=(1, 2, 3), round_index=1):
+        self.find, self.receivers, self.round = find, receivers, round_index
+        self.parts, self.sums, self.counted, self.replaced = {}, {}, 0, 0
+
+    def __call__(self, message):
+        if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:
+            self.parts.setdefault((message.key.round, message.key.layer), []).append(message.value)
         if isinstance(message, Joint) and message.key.phase is Phase.TRAINING:
-            first = earlier.setdefault(message.key.layer, message)
-            counted[message.key] = counted.get(message.key, 0) + 1
-            if message.key.round == 1 and counted[message.key] == 3:  # the third party gets an older sum
-                return dataclasses.replace(message, value=first.value)
+            self.sums.setdefault((message.key.round, message.key.layer), message.value)
+            if (message.key.round, message.key.layer) == (self.round, 1):
+                self.counted += 1
+                if self.counted in self.receivers:
+                    self.replaced += 1
+                    return dataclasses.replace(message, value=self.find(self, message.value))
         return message
 
-    with pytest.raises(ProtocolError, match="found different metrics"):
+
+def leave_out(server, value):
+    return Ciphertexts(32, 3).combine(server.parts[server.round, 1][:2], 1, [None])[0]
+
+
+def send_one_part(server, value):
+    return server.parts[server.round, 1][0]
+
+
+def repeat(server, value):
+    return server.sums[0, 1]
+
+
+def add_number(number):
+    """Add to every number: a constant polynomial is constant in the form of ciphertexts that SEAL uses."""
+
+    def find(server, value):
+        changed, first = value.copy(), slice(SHAPE_WORDS, SHAPE_WORDS + CKKS.degree)
+        step = np.uint64((number << CKKS.scale_bits) % CKKS.modulus)
+        changed[:, first] = (changed[:, first] + step) % np.uint64(CKKS.modulus)
+        return changed
+
+    return find
+
+
+add_one, add_prime = add_number(1), add_number(SHARE_PRIMES[0])
+
+
+def send_zeros(server, value):
+    changed = value.copy()
+    changed[:, SHAPE_WORDS:] = 0
+    return changed
+
+
+@pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"labels": "b", "backward": "joint"}], ids=str)
+@pytest.mark.parametrize("receivers", [(1, 2, 3), (3,)], ids=["all", "third"])
+@pytest.mark.parametrize("find", [leave_out, send_one_part, repeat, add_one, add_prime, send_zeros])
+def test_parties_refuse_a_sum_that_is_not_that_of_all_parties_in_this_exchange(find, receivers, keys):
+    config, parties = tiny(num_rounds=2, evaluate_every=2, **keys)
+    server = ActiveServer(find, receivers)
+    with pytest.raises(ProtocolError, match=r"layer 1.*: this is not the sum of the parties' tensors: the server left"):
+        simulate(parties, encrypted(config), carry=server)
+    assert server.replaced >= 1
+
+
+@pytest.mark.parametrize("find", [leave_out, send_one_part, add_one, add_prime, send_zeros])
+def test_one_release_refuses_such_a_sum_as_well(find):
+    config, parties = tiny(**ONCE)
+    with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
+        simulate(parties, encrypted(config), carry=ActiveServer(find, (3,), 0))
+
+
+def test_parties_that_receive_different_node_sets_notice_it_at_the_next_sum():
+    config, parties = tiny(num_rounds=2, evaluate_every=1, labels="b")
+    counted = []
+
+    def split(message):
+        if isinstance(message, Agreed) and message.key.phase is Phase.EVALUATION:
+            counted.append(message)
+            if len(counted) == 3:  # the third party gets the same number of other nodes
+                (nodes,) = message.node_sets
+                others = np.setdiff1d(np.arange(nodes.max() + 2), nodes)[:1]
+                return dataclasses.replace(message, node_sets=(np.union1d(nodes[1:], others).astype(nodes.dtype),))
+        return message
+
+    with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
         simulate(parties, encrypted(config), carry=Watching(split))
 
 

@@ -250,7 +250,7 @@ def with_step(step):
 HOSTILE = {
     "floats": (lambda payload: np.ones((len(payload), HIDDEN), np.float32), "expected a matrix of i1, got .* f4"),
     "bf16": (lambda payload: np.ones((len(payload), HIDDEN), np.uint16), "expected a matrix of i1, got .* u2"),
-    "narrow": (lambda payload: payload[:, :-1], "times 10 bytes, got 9"),
+    "narrow": (lambda payload: payload[:, :-1], "multiple of 10 bytes, got 9"),
     "wide": (lambda payload: np.concatenate([payload] * 2, axis=1), r"expected 6 columns, got 12|got \(24, 12\)"),
     "short": (lambda payload: payload[:-1], r"got (23|\(23, \d+\))"),
     "NaN": (with_step(np.nan), "step of a row is nan"),

@@ -22,6 +22,7 @@ from support.monolith import (
     settings,
     tiny_parties,
 )
+from support.pairs import cover_pairs
 from support.tiny import simulate
 
 
@@ -40,10 +41,10 @@ def dense(model, parties):
     return Monolith(model.config, parties, model.weights).probabilities().numpy()
 
 
-@pytest.mark.parametrize("sampler", ["full", "neighbor"])
-@pytest.mark.parametrize("owner", [None, "b"])
-@pytest.mark.parametrize("aggregation", ["mean", "concat"])
-@pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
+@pytest.mark.parametrize(
+    ("backbone", "aggregation", "owner", "sampler"),
+    cover_pairs(["gcn", "gcnii", "sage", "gat"], ["mean", "concat"], [None, "b"], ["full", "neighbor"]),
+)
 def test_exact_evaluation_in_any_chunks_is_dense_inference(backbone, aggregation, owner, sampler):
     parties = tiny_parties(owner=owner)
     model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)

@@ -143,7 +143,7 @@ def test_training_with_few_bits_ends_near_the_loss_of_plain_training(bits):
     keys = {"num_rounds": 80, "evaluate_every": 80, "aggregation_layers": (3,)}
     plain = run(quick(feedback=False, **keys), tiny_parties()).server.progress.losses
     found = run(quick(feedback_bits=bits, **keys), tiny_parties()).server.progress.losses
-    assert found[0] == plain[0]
+    assert found[0] == pytest.approx(plain[0], rel=1e-6)  # step 0 adds its own part again: equal up to rounding
     assert found[0] - found[-1] > 0.7 * (plain[0] - plain[-1])
 
 

@@ -46,14 +46,14 @@ def test_with_masks_and_noise_only_keys_and_masked_noisy_rows_leave(keys):
     config, parties = tiny(**keys, **NOISE)
     done = simulate(parties, masked(config, blind_server=True), carry=carry)
     names = {type(message).__name__ for message in seen if message.key.client < 3}
-    assert names - {"Gradient"} == {"KeyOffer", "Sealed", "Waiting", "Partial", "Scores"}
+    assert names - {"Gradient"} == {"KeyOffer", "Sealed", "Waiting", "Partial", "Scores", "Proof"}
     kinds = Partial | Joint | Scores | JointScores
     values = {each.key: each.value.ravel() for each in seen if isinstance(each, kinds)}  # a broadcast counts once
-    assert kstest(np.concatenate([*values.values()]) / 2.0**32, "uniform").pvalue > 1e-4
+    assert kstest(np.concatenate([*values.values()]) / 2.0**32, "uniform").pvalue > 1e-8
     for ledger in done.report.privacy.ledger:
         for row in ledger.releases:
             parts = row["protection"].split("+")
-            assert row["kind"] == "key" or ("noise" in parts and parts[-2:] == ["masks", "blind"])
+            assert row["kind"] in ("key", "proof") or ("noise" in parts and parts[-2:] == ["masks", "blind"])
     summary = done.report.to_dict()["privacy"]["masks"]
     assert summary.get("clamped") is None  # the number depends on data
 

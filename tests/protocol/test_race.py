@@ -8,12 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from glasu.config import list_candidates
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
-from glasu.wire.message_key import SERVER
+from glasu.wire.message_key import SERVER, TO_ONE
 from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, decided, race
 from support.tiny import assert_same_end, simulate
 
@@ -97,6 +98,8 @@ STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates 
         ("another one wins", STOPPING),
         ("the preferred one diverges", {}),
         ("another one diverges", STOPPING),
+        ("the preferred one starts warm and wins", {}),
+        ("the preferred one starts warm and loses", {}),
     ],
 )
 def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(name, keys, step, tmp_path, monkeypatch):
@@ -127,6 +130,20 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         assert resumed.race == whole.race
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "warm" in name])
+def test_no_two_messages_of_a_race_with_a_warm_start_have_the_same_key(name):
+    config, parties = race(name, evaluate_every=1)
+    keys: list = []
+
+    def remember(message):
+        if message.key.client < TO_ONE:  # answers are carried once for each client
+            keys.append((type(message).__name__, message.key))
+        return message
+
+    simulate(parties, config, carry=remember)
+    assert len(set(keys)) == len(keys)
+
+
 def test_a_resumed_race_names_the_candidate_and_its_rounds(tmp_path, caplog):
     config, parties = race("another one wins")
     seen: list = []
@@ -148,12 +165,13 @@ def test_a_client_that_returns_to_the_start_has_the_settings_and_weights_of_the_
     config, parties = race("another one wins")
     (client, *_) = make_clients(prepare_run(config, parties).config, parties)
     first = client.state()
+    preferred, other = list_candidates(client.requested)
     client.progress.race = Race((0, 1))
     client.adopt_candidate()
-    assert client.config == client.candidates[1]
+    assert client.config == other
     client.restore(first)
-    assert (client.config, client.progress.race) == (client.candidates[0], None)
-    assert client.learner.config == client.candidates[0]
+    assert (client.config, client.progress.race) == (preferred, None)
+    assert client.learner.config == preferred
 
 
 @pytest.mark.parametrize("winners", [[0.0, 1.0], [2.0], []])

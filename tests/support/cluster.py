@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
 from glasu.report import RunReport
 from support.log_lines import on_log
+from support.ports import choose_port
 from support.roles import Role
 
 NOBODY = np.empty(0, np.int64)
@@ -68,11 +69,12 @@ class Cluster:
         secret: bytes | None = None,
         max_ids: int = 1000,
         performer: type[PartyPerformer] = PartyPerformer,
+        role: Callable[..., AlignmentParty] = AlignmentParty,
     ) -> Role:
         """Start a party of an alignment with the tables in this folder."""
         kit, server = open_kit(self.kits / name, "party"), f"localhost:{self.port}"
         options = JoinOptions(kit=kit, server=server, out=folder, wait=60.0)
-        return self._start_party(name, lambda: join(AlignmentParty(options, max_ids, secret), performer))
+        return self._start_party(name, lambda: join(role(options, max_ids, secret), performer))
 
     def _serve_options(self, ready: Callable[[int], None], changes: dict[str, Any]) -> ServeOptions:
         observer = changes.get("observer")
@@ -88,7 +90,7 @@ class Cluster:
         values = {
             "config": self.config,
             "kit": open_kit(self.kits / "server", "server"),
-            "listen": f"127.0.0.1:{self.port}",
+            "listen": f"127.0.0.1:{self.port or choose_port()}",
             "out": self.folder / "server",
             "wait": 60.0,
             **changes,
@@ -196,3 +198,8 @@ class Cluster:
         roles = {party.name: self.join(party.name) for party in self.parties}
         reports = {name: role.outcome() for name, role in roles.items()}
         return server.outcome(), reports
+
+
+def list_weights(reports: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the digests of the parties' weights, from their own reports."""
+    return tuple(reports[name]["weights_sha256"][0] for name in sorted(reports))

@@ -10,10 +10,13 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from glasu import registry
 from glasu.config import RunConfig
+from glasu.data.party import PartyData
 from glasu.html_report import render_report
 from support.cluster import Cluster
 from support.kits import make_kits, simulate_with_secrets
@@ -66,32 +69,20 @@ def serve(settings: Path, kits: Path, out: Path, environment: dict[str, str]) ->
     raise AssertionError(f"the server ended with exit code {server.wait()}: {lines}")
 
 
-def main(folder: Path, path: str) -> None:
-    """Print the results of all runs; servers have `path` as their PYTHONPATH."""
+def main(folder: Path, path: str, served: Sequence[str]) -> None:
+    """Print the results of all runs in one process, and of those named over the network.
+
+    Servers have `path` as their PYTHONPATH.
+    """
     registry.load_extension(EXTENSION)
     base, parties = tiny(num_rounds=2, sampler="neighbor", num_layers=2, aggregation_layers=(0, 1))
     make_kits(folder / "kits", [party.name for party in parties], ["localhost"])
     found = {}
     for name in (*CHOICES, "all"):
         config = change(base, *(CHOICES if name == "all" else (name,)))
-        out = folder / name
-        out.mkdir()
-        write_toml(config, out / "run.toml")
-        server, port = serve(out / "run.toml", folder / "kits", out / "server", {**os.environ, "PYTHONPATH": path})
-        try:
-            cluster = Cluster(config, parties, folder / "kits", out, port)
-            for role in [cluster.join(party.name) for party in parties]:
-                role.outcome()
-            assert server.wait(60) == 0
-        finally:
-            server.kill()
-            server.communicate()
         report = simulate_with_secrets(parties, config).report
-        served = json.loads((out / "server" / "report.json").read_text())
         found[name] = {
-            "network": served["weights_sha256"],
-            "versions": served["versions"],
-            "scores": served["test"],
+            "network": run_over_network(config, parties, folder, name, path) if name in served else None,
             "one process": list(report.weights_sha256),
             "scores in one process": report.to_dict()["test"],
             "history": report.to_dict()["history"],
@@ -100,3 +91,23 @@ def main(folder: Path, path: str) -> None:
         }
     found["none"] = {"one process": list(simulate_with_secrets(parties, base).report.weights_sha256)}
     print(json.dumps(found))
+
+
+def run_over_network(
+    config: RunConfig, parties: Sequence[PartyData], folder: Path, name: str, path: str
+) -> dict[str, Any]:
+    """Train with a server in a process with this PYTHONPATH, and return its report."""
+    out = folder / name
+    out.mkdir()
+    write_toml(config, out / "run.toml")
+    server, port = serve(out / "run.toml", folder / "kits", out / "server", {**os.environ, "PYTHONPATH": path})
+    try:
+        cluster = Cluster(config, parties, folder / "kits", out, port)
+        for role in [cluster.join(party.name) for party in parties]:
+            role.outcome()
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.communicate()
+    report: dict[str, Any] = json.loads((out / "server" / "report.json").read_text())
+    return report

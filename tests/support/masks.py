@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,24 @@ from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, Transcript
+from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key, Phase
 from support.tiny import tiny
+
+
+class Watching:
+    """Keeps the messages of a run in one process; `change` may replace one."""
+
+    def __init__(self, change: Callable[[Message], Message] | None = None) -> None:
+        self.messages: list[Message] = []
+        self.change = change
+
+    def __call__(self, message: Message) -> Message:
+        self.messages.append(message)
+        return message if self.change is None else self.change(message)
+
+    def of(self, *kinds: type[Message]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kinds)]
 
 
 def key_of(client: int, layer: int = 1, round_index: int = 3) -> Key:
@@ -37,6 +54,10 @@ def make_masks(
         )
         for own in range(num_clients)
     ]
+
+
+# The two greatest primes below 2^32 / 3. A check modulo one of them would accept its multiples as changes of a sum.
+SHARE_PRIMES = (1431655751, 1431655747)
 
 
 def make_encryptions(

@@ -15,6 +15,7 @@ from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from support.commands import GLASU
 from support.kits import simulate_with_secrets
+from support.ports import choose_port
 from support.small import SMALL
 from support.warm_process import WarmProcess
 
@@ -50,7 +51,7 @@ class Processes:
         called = called or name
         kit, out = self.kits / name, self.folder / called
         words = (
-            ["serve", self.folder / "run.toml", "--listen", f"127.0.0.1:{self.port}"]
+            ["serve", self.folder / "run.toml", "--listen", f"127.0.0.1:{self.port or choose_port()}"]
             if name == "server"
             else ["join", self.folder / "parties" / name, "--server", f"localhost:{self.port}"]
         )
@@ -72,7 +73,8 @@ class Processes:
 
     def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""
-        self.port, before = 0, self.log("server").count("listening on") if self.started else 0
+        log = self.folder / "server.log"
+        self.port, before = 0, log.read_text().count("listening on") if log.exists() else 0
         self.start("server", *more)
         self.wait(lambda: self.log("server").count("listening on") > before)
         self.port = int(self.log("server").split("listening on 127.0.0.1:")[-1].split(",")[0])
@@ -82,8 +84,7 @@ class Processes:
 
     def rounds(self, name: str) -> int:
         """Return the last round of which a role has a checkpoint."""
-        found = [int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("*.checkpoint")]
-        return max(found, default=0)
+        return max(self.saved_rounds(name), default=0)
 
     def wait(self, condition, seconds: float = 240) -> None:
         deadline = time.monotonic() + seconds
@@ -102,15 +103,27 @@ class Processes:
         self.running[name].send_signal(signal.SIGKILL)
         self.running[name].wait()
         time.sleep(after)
-        reached = max(self.rounds(role) for role in self.started)
+        reached, common = max(self.rounds(role) for role in self.started), self.common_round()
         self.start(name)
         self.wait(lambda: len(self.attempts()) > len(attempts))
-        if any("race:" in self.log(role) for role in self.started):
-            # The log counts the rounds of one candidate. Between two candidates one number is left out.
-            common = min(self.rounds(role) for role in self.started)
-            assert alone or common >= reached - 2
-        else:
-            assert alone or self.attempts()[-1] >= reached - 1
+        if alone:
+            return
+        race = re.search(r"race: (\d+) rounds", self.log("server"))
+        if race is None:
+            assert self.attempts()[-1] >= reached - 1
+            return
+        # Checkpoints are numbered through all candidates, with one number between two of them. The log counts the
+        # rounds of one candidate. A role that still runs may save one more checkpoint.
+        assert common >= reached - 2
+        assert (self.attempts()[-1] - common) % (int(race[1]) + 1) <= 1
+
+    def common_round(self) -> int:
+        """Return the last round of which every role has a checkpoint."""
+        return max(set.intersection(*(self.saved_rounds(role) for role in self.started)), default=0)
+
+    def saved_rounds(self, name: str) -> set[int]:
+        """Return the rounds of which a role has a checkpoint."""
+        return {int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("*.checkpoint")}
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""
@@ -122,6 +135,17 @@ class Processes:
         for name, process in self.running.items():
             assert process.wait(300) == 0, self.log(name)
         return json.loads((self.folder / "server" / "report.json").read_text())
+
+    def run_with_kills(self, party: str) -> dict:
+        """Train, kill a party and later the server, and return the server's report."""
+        self.listen()
+        for name in "abc":
+            self.start(name)
+        self.wait(lambda: self.rounds("server") >= 5)
+        self.kill(party)
+        self.wait(lambda: self.rounds("server") >= 12)
+        self.kill("server")
+        return self.finish()
 
     def stop(self) -> None:
         for process in self.running.values():

@@ -11,11 +11,16 @@ from glasu.data.presets import Candidate, Preset
 from support.tiny import settings, tiny_parties
 
 GOOD, USELESS, TOO_LARGE = 0.1, 1e-12, 1e30  # training diverges after one step of TOO_LARGE
+WARM, USELESS_WARM = 0.05, 3e-12  # rates of candidates that take warm steps
 CASES = {
     "the preferred one wins": (GOOD, USELESS),
     "another one wins": (USELESS, GOOD),
     "the second of three wins": (USELESS, GOOD, 2e-12),
     "a tie keeps the preferred one": (USELESS, 2e-12),
+    "the preferred one starts warm and wins": (WARM, USELESS),
+    "another one starts warm and loses": (GOOD, WARM),
+    "the preferred one starts warm and loses": (USELESS_WARM, GOOD),
+    "both start warm": (WARM, USELESS_WARM),
 }
 DIVERGING = {
     "the preferred one diverges": (TOO_LARGE, GOOD),
@@ -25,11 +30,13 @@ DIVERGING = {
 ALONE = {"one candidate": (GOOD,)}  # nothing is left to decide
 EVERYTHING = {**CASES, **DIVERGING, **ALONE}
 WINNERS = {name: GOOD if GOOD in rates else rates[0] for name, rates in EVERYTHING.items()}
+WARM_STEPS = 6
 
 
 def candidate(rate: float) -> Candidate:
-    layers = {"aggregation_layers": (3,)} if rate < GOOD else {}
-    return Candidate({"train": {"learning_rate": rate}}, {"model": layers})
+    layers = {"aggregation_layers": (3,)} if rate < WARM else {}
+    warm = {"warm_start": WARM_STEPS} if rate in (WARM, USELESS_WARM) else {}
+    return Candidate({"train": {"learning_rate": rate}}, {"model": layers, "train": warm})
 
 
 for _name, _rates in EVERYTHING.items():

@@ -14,13 +14,21 @@ from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import SERVER
 from support.tiny import simulate, tiny_parties
 
+TEXTS = {  # of bytes, by their tag
+    "keys": "public keys, signed",
+    "sealed": "ciphertext",
+    "decision": "HMAC or ciphertext",
+    "proof": "HMAC",
+}
+
 
 def record(profile: str, owner: str | None) -> set[tuple[type[Message], bool]]:
     """Return the kinds of messages of a small run, each with whether the server sends it."""
     config = make_config(profile, owner)
     with TemporaryDirectory() as folder:
         simulate(tiny_parties(owner=owner), config, transcript=Path(folder))
-        return {(each.kind, each.sender == SERVER) for each in RecordedRun(Path(folder)).entries}
+        messages = [each for each in RecordedRun(Path(folder)).entries if not each.is_clear]
+        return {(each.kind, each.sender == SERVER) for each in messages}
 
 
 def make_config(profile: str, owner: str | None) -> RunConfig:
@@ -43,7 +51,7 @@ def describe_content(kind: type[Message], config: RunConfig) -> str:
         elif isinstance(content, FlagField):
             found.append("flags")
         elif isinstance(content, BytesField):
-            found.append({"keys": "public keys, signed", "sealed": "ciphertext"}.get(content.tag, "HMAC or ciphertext"))
+            found.append(TEXTS[content.tag])
     return ", ".join(dict.fromkeys(found)) or "nothing"
 
 
@@ -64,4 +72,45 @@ def make_table(owner: str | None) -> list[str]:
             if set(cells) != {"-"}:
                 sender = "server" if by_server else "client"
                 lines.append(f"| `{kind.__name__}` | {sender} | {' | '.join(cells)} |")
+    return lines
+
+
+READ_BY_CLIENTS = {  # of bytes, by their tag
+    "keys": "public keys of all parties, signed",
+    "sealed": "keys, or the label owner's gradient, decrypted",
+    "decision": "HMAC of the scores, or the label owner's verdict, decrypted",
+    "proof": "HMACs of all parties",
+}
+
+
+def describe_answer(kind: type[Message], config: RunConfig) -> str:
+    """Return what a client reads in an answer of the server."""
+    found = []
+    for content in kind.contents().values():
+        if isinstance(content, TensorField):
+            noise = ", with noise" if config.privacy.adds_noise else ""
+            found.append(f"**{content.kind}: the aggregate{noise}**")
+        elif isinstance(content, NodeSetsField):
+            found.append("**node numbers**")
+        elif isinstance(content, NumbersField):
+            found.append(content.tag)
+        elif isinstance(content, FlagField):
+            found.append("flags")
+        elif isinstance(content, BytesField):
+            found.append(READ_BY_CLIENTS[content.tag])
+    return ", ".join(dict.fromkeys(found))
+
+
+def make_client_table(owner: str | None) -> list[str]:
+    """Return the rows of the table of a client's view: an answer per row, a profile per column."""
+    profiles = [profile for profile in PROFILES if profile != "dp" or owner is None]
+    seen = {profile: record(profile, owner) for profile in profiles}
+    lines = [f"| answer | {' | '.join(f'`{profile}`' for profile in profiles)} |", "|---|" + "---|" * len(profiles)]
+    for kind in MESSAGES:
+        cells = [
+            describe_answer(kind, make_config(profile, owner)) if (kind, True) in seen[profile] else "-"
+            for profile in profiles
+        ]
+        if set(cells) != {"-"}:
+            lines.append(f"| `{kind.__name__}` | {' | '.join(cells)} |")
     return lines

@@ -21,6 +21,7 @@ from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import Dialing
 from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
+from glasu.network.id_keys import IdShare
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Line, Listener
@@ -30,6 +31,7 @@ from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import SERVER, Key, Phase
 from support.log_lines import LineHandler
+from support.ports import choose_port
 from support.roles import Killed, Role
 
 RUN = "ab" * 12
@@ -134,7 +136,7 @@ class ToyClientHandshake:
             raise self.decline
         self.welcomed.append(welcome)
 
-    def store_shares(self, shares: Mapping[str, str]) -> None:
+    def store_shares(self, shares: Mapping[str, IdShare]) -> None:
         raise AssertionError("the toy server has no shares")
 
     def statement(self) -> Payload:
@@ -314,7 +316,7 @@ class Federation:
         return self.servers[-1].port
 
     def serve(self, **options: Any) -> Role:
-        listen = f"localhost:{self.port}" if self.servers else "localhost:0"
+        listen = f"localhost:{self.port if self.servers else choose_port()}"
         server = ToyServer(self.toy, self.kits, self.state, **{"listen": listen, **options})
         self.servers.append(server)
         return Role("server", server.serve)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,17 +19,27 @@ _CONTEXT.set_forkserver_preload(["support.warm_imports"])
 
 
 class WarmProcess:
-    """A `glasu` command in another process; offers the methods of subprocess.Popen that tests use."""
+    """A `glasu` command or a script in another process; offers the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, words: Sequence[str], log: Path, out: Path | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        out: Path | None = None,
+        *,
+        script: Path | None = None,
+        path: Sequence[Path] = (),
+    ) -> None:
         """Start a command.
 
         Args:
             words: the arguments of the command.
             log: standard error is appended to this file.
             out: standard output is appended to this file; None: to `log`.
+            script: a file with a function `main` to call with the arguments; None: the `glasu` command.
+            path: folders of modules, before those of this process.
         """
-        self._process = _start(_run_command, words, out or log, log)
+        self._process = _start(_run_command, words, out or log, log, script, [*map(str, path)])
 
     @property
     def returncode(self) -> int | None:
@@ -69,8 +80,13 @@ def _start(target: Callable[..., None], work: Any, out: Path, log: Path, *more: 
     return process
 
 
-def _run_command(words: Sequence[str], out: Path, log: Path, environment: dict[str, str]) -> None:
+def _run_command(
+    words: Sequence[str], out: Path, log: Path, environment: dict[str, str], script: Path | None, path: Sequence[str]
+) -> None:
     _redirect(out, log, environment)
+    sys.path[:0] = path
+    if script is not None:
+        sys.exit(runpy.run_path(str(script))["main"](words))
     from glasu.cli.main import main  # after the environment is set: it may name a cache or an option of grpc
 
     sys.exit(main(words))

@@ -28,7 +28,7 @@ def make_payload(rows, columns, bits=32, seed=0):
 def test_a_message_has_as_many_ciphertexts_as_its_integers_fill(rows, columns, bits):
     encoding = Ciphertexts(bits, 3)
     words = -(-rows * columns * (bits // 8) // 4)
-    assert encoding.count_ciphertexts(rows, columns) == -(-words // CKKS.slots)
+    assert encoding.count_ciphertexts(rows, columns) == -(-words // CKKS.words)
     assert encoding.count_bytes(rows, columns) == encoding.count_ciphertexts(rows, columns) * WIDTH * 8
 
 

@@ -212,7 +212,7 @@ def test_a_step_that_is_no_possible_number_is_refused(step):
 
 @pytest.mark.parametrize("columns", [0, 1, 4, 7, 9, 15])
 def test_rows_of_another_length_are_refused(columns):
-    assert f"times 8 bytes, got {columns}" in Int8(WIDTH).find_error(np.zeros((3, columns), np.int8))
+    assert f"multiple of 8 bytes, got {columns}" in Int8(WIDTH).find_error(np.zeros((3, columns), np.int8))
 
 
 @settings(deadline=None, max_examples=300)

@@ -66,15 +66,17 @@ def compute_epsilon(multiplier: float, delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _compute_epsilon(multiplier: float, delta: float) -> float:
     # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
-    return float(_load().get_epsilon_gaussian(multiplier, delta))
+    return float(load_accounting().get_epsilon_gaussian(multiplier, delta))
 
 
-def _load() -> Any:
+def load_accounting() -> Any:
+    """Return the module dp_accounting, or raise ConfigError with the command that installs it."""
     try:
         import dp_accounting
-    except ModuleNotFoundError:
+    except ImportError:
         raise ConfigError(
-            "privacy.dp_noise_multiplier: the accounting needs the package dp-accounting; install glasu[dp]."
+            "privacy.dp_noise_multiplier: the accounting needs the package dp-accounting, which is not installed; "
+            "pip install 'glasu[dp]'."
         ) from None
     return dp_accounting
 
@@ -159,4 +161,4 @@ def find_limit(target: float, delta: float) -> float:
 
 def find_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
     """Return the smallest multiplier with which several releases of a row have at most this epsilon (zeroed row)."""
-    return float(_load().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)
+    return float(load_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

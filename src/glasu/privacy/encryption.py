@@ -4,6 +4,16 @@ All clients of an attempt hold one secret key. The server has none, so it can ne
 computes with approximate numbers. Here it carries the integers of masks, with a scale for which the error of a sum is
 always below 1/2 (`glasu.ckks_parameters`). The readers round, so they have the integers of masks, and the same bits.
 
+The server could add other ciphertexts than those of an exchange, or change them. So the last two numbers of a
+ciphertext are a check of the others. For one ciphertext of client m with words x_m, and a prime P > 2^32:
+
+    check_m = r . x_m + t_m mod P          so the checks of all contributors add up to r . (sum of x_m) + sum of t_m
+
+The numbers r and t_m are streams under the group key, which the server does not have. Like masks, they depend on the
+running hash of all answers so far and on the place. So the check fails if the server leaves out a client, repeats an
+older sum, changes a number, or has sent other answers to some of the clients. A changed sum of words passes by chance
+with probability 1/P (`SumCheck`).
+
 TenSEAL makes the key, encrypts and decrypts. The noise comes from the operating system, so every ciphertext is new.
 Clients send the coefficients of ciphertexts, not the serialised objects of TenSEAL. So the server needs no TenSEAL, a
 message has a fixed size, and no role parses an object that another role has built.
@@ -19,15 +29,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.ckks_parameters import CKKS, CkksParameters
+from glasu.ckks_parameters import CHECK_DIGIT_BITS, CHECK_PRIME, CKKS, CkksParameters
 from glasu.errors import ConfigError, ProtocolError
-from glasu.privacy.masking import Hiding, Requested, Reveal
+from glasu.privacy.masking import Hiding, Requested, Reveal, draw_stream, expand_key, pack_place
 from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, Ring
 from glasu.wire.message_key import Key
 
 CKKS_NAME = "ckks"  # in the ledger
 LARGEST_ERROR = 1 / 4  # of a decrypted number; more means that the ciphertext was changed, or has another key
 Words = NDArray[np.uint32]
+Numbers = NDArray[np.uint64]
+_PRIME = np.uint64(CHECK_PRIME)
 _HEADER = struct.Struct("<HBBBBHQ")  # of an object of SEAL: magic, its size, version, compression, reserved, length
 _MAGIC, _NOT_COMPRESSED, _ZSTD = 0xA15E, 0, 2
 _VECTOR_SIZES, _VECTOR_CIPHERTEXT, _VECTOR_SCALE = 1, 2, 3  # fields of TenSEAL's CKKSVectorProto
@@ -144,6 +156,56 @@ class CkksCipher:
         return found
 
 
+@dataclass(frozen=True)
+class SumCheck:
+    """The check of the ciphertexts of one message: r and t_m modulo P.
+
+    A check has two digits of CHECK_DIGIT_BITS bits, because the sum of a number below P over all contributors has more
+    than 32 bits.
+
+    Words of a sum lie in [0, 2^32), and the reader refuses others. So a server that changes the sum of some words by d,
+    not all 0, has |d| < 2^32 < P in each of them, and d is not 0 modulo P. It passes only if r . d is the change of the
+    check modulo P. The server does not know r, so this has probability 1/P. A prime below 2^32 would not suffice: a
+    server could add the prime to a word. A change of the digits alone does not change the words, and whether it
+    passes does not depend on them, because t_m is uniform.
+    """
+
+    factors: Numbers = field(repr=False)  # r, a row per ciphertext
+    tags: Numbers = field(repr=False)  # t_m, a row per ciphertext, a column per contributor
+
+    @classmethod
+    def draw(cls, key: bytes, shape: tuple[int, int], num_clients: int) -> SumCheck:
+        """Draw the numbers from a stream under a key; `shape` is that of the words."""
+        count, words = shape
+        stream = np.frombuffer(draw_stream(key, 8 * count * (words + num_clients)), "<u8").reshape(count, -1)
+        found = stream % _PRIME  # of 64 bits, so the most likely number is 1.00002 times as likely as the least
+        return cls(found[:, :words], found[:, words:])
+
+    def compute(self, words: Words, tags: Numbers) -> Numbers:
+        """Return r . x + t mod P for each row of words."""
+        numbers = words.astype(np.uint64)
+        high, low = self._multiply(numbers >> np.uint64(16)), self._multiply(numbers & np.uint64(0xFFFF))
+        found: Numbers = ((high << np.uint64(16)) % _PRIME + low + tags) % _PRIME
+        return found
+
+    def _multiply(self, halves: Numbers) -> Numbers:
+        """Return r . x mod P for numbers of 16 bits, so that products have at most 64 bits."""
+        found: Numbers = ((self.factors * halves) % _PRIME).sum(axis=1, dtype=np.uint64) % _PRIME
+        return found
+
+    def compute_digits(self, words: Words, contributor: int) -> Words:
+        """Return the check of each row of one contributor's words: a column per digit, the lower one first."""
+        found = self.compute(words, self.tags[:, contributor])
+        bits = np.uint64(CHECK_DIGIT_BITS)
+        return np.column_stack([found & np.uint64(2**CHECK_DIGIT_BITS - 1), found >> bits]).astype(np.uint32)
+
+    def is_sum(self, words: Words, digits: Words) -> bool:
+        """Return whether these are the sums of the words and digits of all contributors."""
+        low, high = digits.astype(np.uint64).T
+        total = self.tags.sum(axis=1, dtype=np.uint64) % _PRIME
+        return bool(((low + (high << np.uint64(CHECK_DIGIT_BITS))) % _PRIME == self.compute(words, total)).all())
+
+
 @dataclass(eq=False, kw_only=True)
 class CkksEncryption(Hiding):
     """The encryption of one client in one attempt."""
@@ -156,12 +218,18 @@ class CkksEncryption(Hiding):
 
     def __call__(self, payload: Array, key: Key) -> Array:
         """Return the ciphertexts of integers, message by message. `Ciphertexts` shows their form."""
-        self._list_contributors(key)
-        messages = [np.empty((0, SHAPE_WORDS + 2 * self.cipher.parameters.degree), COEFFICIENT)]
-        for start in range(0, len(payload), self.chunk_rows):
+        clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.transcript.value
+        messages = [np.empty((0, SHAPE_WORDS + 2 * parameters.degree), COEFFICIENT)]
+        for chunk, start in enumerate(range(0, len(payload), self.chunk_rows)):
             rows = payload[start : start + self.chunk_rows]
+            self._mark_used(pack_place(key.at(key.layer, chunk), 0, 0, 0))
             content = rows.tobytes()
-            encrypted = self.cipher.encrypt(np.frombuffer(content + bytes(-len(content) % 4), "<u4"))
+            content += bytes(-len(content) % (4 * parameters.words))
+            words = np.frombuffer(content, "<u4").reshape(-1, parameters.words)
+            check_key = self._find_check_key(key.at(key.layer, chunk), rows.shape, rows.itemsize, running)
+            check = SumCheck.draw(check_key, words.shape, len(clients))
+            digits = check.compute_digits(words, clients.index(self.own))
+            encrypted = self.cipher.encrypt(np.column_stack([words, digits]).reshape(-1))
             message = np.empty((len(encrypted), messages[0].shape[1]), COEFFICIENT)
             message[:, :SHAPE_WORDS], message[:, SHAPE_WORDS:] = rows.shape, encrypted
             messages.append(message)
@@ -169,22 +237,41 @@ class CkksEncryption(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         assert isinstance(ring, Ciphertexts)
+        running, clients = self.transcript.value, self.contributors(key)
 
         def reveal(payload: Array, requested: Requested | None) -> Array:
             found = [np.empty((0, shape[1] or 0), ring.number_dtype)]
-            for message in ring.split_messages(payload):
-                rows, columns = ring.find_shape(message)
-                words = self.cipher.decrypt(message[:, SHAPE_WORDS:])
-                if words is None:
+            for chunk, message in enumerate(ring.split_messages(payload)):
+                place, itemsize = key.at(key.layer, chunk), ring.number_dtype.itemsize
+                check_key = self._find_check_key(place, ring.find_shape(message), itemsize, running)
+                numbers = self._read(message, ring, check_key, len(clients))
+                if numbers is None:
+                    # One error for all faults: the server learns of it, and could learn from the fault how large a sum
+                    # is to which it has added a number.
                     raise ProtocolError(
-                        f"{key}: the decrypted sum has no integers: the server changed a ciphertext or added those of "
-                        "another key. It was not used; check the server."
+                        f"{key}: this is not the sum of the parties' tensors: the server left out, repeated or changed "
+                        "one, or it has sent the parties different answers. It was not used; check the server."
                     )
-                numbers = np.frombuffer(words.astype("<u4").tobytes(), ring.number_dtype)
-                found.append(numbers[: rows * columns].reshape(rows, columns))
+                found.append(numbers)
             return np.concatenate(found[1:] or found)
 
         return reveal
+
+    def _find_check_key(self, place: Key, shape: tuple[int, ...], itemsize: int, running: bytes) -> bytes:
+        rows, columns = shape
+        return expand_key(self.group_key, b"check", running, pack_place(place, rows, columns, itemsize))
+
+    def _read(self, message: Array, ring: Ciphertexts, check_key: bytes, num_clients: int) -> Array | None:
+        """Return the integers of one message, or None if they are not the sum of those of the contributors."""
+        decrypted = self.cipher.decrypt(message[:, SHAPE_WORDS:])
+        if decrypted is None:
+            return None
+        words, digits = np.split(decrypted.reshape(len(message), -1), [self.cipher.parameters.words], axis=1)
+        if not SumCheck.draw(check_key, words.shape, num_clients).is_sum(words, digits):
+            return None
+        rows, columns = ring.find_shape(message)
+        numbers = np.frombuffer(words.astype("<u4").tobytes(), ring.number_dtype)
+        return numbers[: rows * columns].reshape(rows, columns)
 
 
 # --- objects of SEAL, and messages of protobuf that contain them ------------------------------------------------------
@@ -210,7 +297,7 @@ def _read_object(content: bytes, size: int) -> tuple[bytes, bytes]:
 
 
 def _read_fields(content: bytes) -> dict[int, Any]:
-    """Return the fields of a message of protobuf that TenSEAL made in this process."""
+    """Return the fields of a protobuf message that TenSEAL made in this process."""
     found: dict[int, Any] = {}
     position = 0
     while position < len(content):

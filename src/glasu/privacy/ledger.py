@@ -144,6 +144,7 @@ RECORDS: dict[str, type[Any]] = {
     "end": End,
 }
 RECORD_NAMES = {cls: name for name, cls in RECORDS.items()}
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every line
 
 
 class LedgerError(DataError):
@@ -276,10 +277,11 @@ class Ledger:
             attempt=key.attempt,
             nodes=None if nodes is None else ids.encode(nodes).tobytes(),
             row_digests=row_digests,
+            time=self._read_clock(),
         )
         for rule in self.rules:
             rule.check(entry)
-        self.write(entry)
+        self._append(entry)
 
     def record_array(
         self, kind: str, key: Key, content: NDArray[Any], *, rows: int | None = None, protection: str = "none"
@@ -306,9 +308,13 @@ class Ledger:
         return content
 
     def write(self, record: LedgerRecord) -> None:
-        """Append a record."""
-        if self.clock is not None:
-            record = replace(record, time=round(self.clock(), 3))
+        """Append a record with the time of this call."""
+        self._append(replace(record, time=self._read_clock()))
+
+    def _read_clock(self) -> float | None:
+        return None if self.clock is None else round(self.clock(), 3)
+
+    def _append(self, record: LedgerRecord) -> None:
         if self.sink is not None:
             line, self.chain = format_line(record, self.chain)
             self.sink.append(line)
@@ -374,7 +380,7 @@ def format_line(record: LedgerRecord, chain: bytes) -> tuple[bytes, bytes]:
         record: the record.
         chain: the chain value before it.
     """
-    body = json.dumps({"record": RECORD_NAMES[type(record)], **to_plain(record)}, separators=(",", ":")).encode()
+    body = _to_json({"record": RECORD_NAMES[type(record)], **to_plain(record)}).encode()
     after = hashlib.sha256(chain + body).digest()
     return body[:-1] + b',"chain":"' + after.hex().encode() + b'"}\n', after
 

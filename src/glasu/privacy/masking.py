@@ -12,7 +12,8 @@ use of a place is refused, and an attempt that repeats a round has new keys.
 
 With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
 readers subtract it. The group key also encrypts the messages that one client sends to all others (AES-GCM): the label
-owner's gradient and verdicts. This part, `Hiding`, is the same if tensors are encrypted (`glasu.privacy.encryption`).
+owner's gradient and verdicts. The running hash is part of their keys, too. This part, `Hiding`, is the same if tensors
+are encrypted (`glasu.privacy.encryption`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ _PLACE = struct.Struct("<BIhIIIB")
 Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
 Requested = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
 Reveal = Callable[[Array, Requested | None], Array]  # the sums of integers, given the rows that a client received
+Unseal = Callable[[bytes, Key], bytes]  # the content of an encrypted message, given its key
 
 
 class Signer(Protocol):
-    """Signs the keys of one party, and checks those of its peers. Its implementation has access to the kit."""
+    """Signs statements of one party, such as its keys, and checks those of its peers. `KitSigner` implements it."""
 
     @property
     def certificate(self) -> bytes:
@@ -87,6 +89,11 @@ def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes
 def expand_key(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
     """Return another key: one block of HKDF-Expand with SHA-256. Put parts of variable length last."""
     return hmac.digest(key, b"glasu " + purpose + b"\0" + b"".join(parts) + b"\x01", "sha256")
+
+
+def draw_stream(key: bytes, size: int) -> bytes:
+    """Return the beginning of the AES-CTR stream under a key that is used once."""
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
 def join_parts(parts: Iterable[bytes]) -> bytes:
@@ -155,32 +162,39 @@ class Hiding(ABC):
         """
 
     def seal(self, content: bytes, key: Key) -> bytes:
-        """Encrypt a message of this client to all others. The place and the sender are associated data."""
-        self._mark_used(b"seal" + _pack_place(key, 0, 0, 0))
-        return AESGCM(self._find_seal_key(key)).encrypt(ONE_USE, content, _describe_sender(key))
+        """Encrypt a message of this client to all others. The place and the sender are associated data.
 
-    def unseal(self, content: bytes, key: Key, sender: int) -> bytes:
-        """Decrypt a message of another client.
-
-        Raises:
-            ProtocolError: it was modified, or it belongs to another place or another client.
+        The key depends on the running hash, so only clients that have received the same answers can decrypt it.
         """
-        sent = key._replace(client=sender)
-        try:
-            return AESGCM(self._find_seal_key(sent)).decrypt(ONE_USE, content, _describe_sender(sent))
-        except (InvalidTag, ValueError):
-            raise ProtocolError(
-                f"{key}: the encrypted message of client {sender} was modified in transit, or encrypted with another "
-                "key. It was not used; check the server."
-            ) from None
+        self._mark_used(b"seal" + pack_place(key, 0, 0, 0))
+        return AESGCM(self._find_seal_key(key, self.transcript.value)).encrypt(ONE_USE, content, _describe_sender(key))
+
+    def prepare_unsealing(self, sender: int) -> Unseal:
+        """Return the function that decrypts messages of another client. Call this before the first answer.
+
+        The function raises ProtocolError if a message was modified, or belongs to another place or another client.
+        """
+        running = self.transcript.value
+
+        def unseal(content: bytes, key: Key) -> bytes:
+            sent = key._replace(client=sender)
+            try:
+                return AESGCM(self._find_seal_key(sent, running)).decrypt(ONE_USE, content, _describe_sender(sent))
+            except (InvalidTag, ValueError):
+                raise ProtocolError(
+                    f"{key}: the encrypted message of client {sender} was modified in transit, or the server has sent "
+                    "this client other answers than that one. It was not used; check the server."
+                ) from None
+
+        return unseal
 
     def prove(self, content: bytes, key: Key) -> bytes:
         """Return a value that is equal at clients with equal content and answers. It reveals nothing to the server."""
-        place = _pack_place(key, 0, 0, 0)
+        place = pack_place(key, 0, 0, 0)
         return expand_key(self.group_key, b"proof", self.transcript.value, place, content)[:TAG_BYTES]
 
-    def _find_seal_key(self, key: Key) -> bytes:
-        return expand_key(self.group_key, b"seal", _describe_sender(key))
+    def _find_seal_key(self, key: Key, running: bytes) -> bytes:
+        return expand_key(self.group_key, b"seal", running, _describe_sender(key))
 
     def _list_contributors(self, key: Key) -> Sequence[int]:
         """Return the clients that contribute to a sum; refuse a sum without this client."""
@@ -212,7 +226,7 @@ class PairwiseMasks(Hiding):
         clients = self._list_contributors(key)
         masked: Array = payload.copy()
         for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
-            self._mark_used(_pack_place(key.at(key.layer, chunk), 0, 0, 0))
+            self._mark_used(pack_place(key.at(key.layer, chunk), 0, 0, 0))
             for peer in clients:
                 if peer > self.own:
                     masked[rows] += self._draw(self.pair_keys[peer], b"mask", place, masked[rows])
@@ -249,20 +263,19 @@ class PairwiseMasks(Hiding):
         for chunk, start in enumerate(range(0, len(payload) + 1, self.chunk_rows)):
             rows = slice(start, min(start + self.chunk_rows, len(payload)))
             place = key.at(key.layer, chunk)
-            found.append((_pack_place(place, rows.stop - start, payload.shape[1], size), rows))
+            found.append((pack_place(place, rows.stop - start, payload.shape[1], size), rows))
         return found
 
     def _draw(self, key: bytes, purpose: bytes, place: bytes, like: Array) -> Array:
         """Return the stream of a place, in the shape and type of an array."""
-        stream = Cipher(
-            algorithms.AES(expand_key(key, purpose, self.transcript.value, place)), modes.CTR(bytes(16))
-        ).encryptor()
-        return np.frombuffer(stream.update(bytes(like.nbytes)), like.dtype).reshape(like.shape)
+        content = draw_stream(expand_key(key, purpose, self.transcript.value, place), like.nbytes)
+        return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 
-def _pack_place(key: Key, rows: int, columns: int, size: int) -> bytes:
+def pack_place(key: Key, rows: int, columns: int, size: int) -> bytes:
+    """Return phase, round, layer, chunk and shape as bytes."""
     return _PLACE.pack(key.phase, key.round, key.layer, key.chunk, rows, columns, size)
 
 
 def _describe_sender(key: Key) -> bytes:
-    return _pack_place(key, 0, 0, 0) + struct.pack("<H", key.client) + key.run
+    return pack_place(key, 0, 0, 0) + struct.pack("<H", key.client) + key.run

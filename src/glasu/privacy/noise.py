@@ -107,9 +107,9 @@ class RowNoise:
         return f"noise+norm={clip}+multiplier={multiplier}"
 
     def perturb(self, value: Tensor, key: Key, nodes: NDArray[np.int64] | None) -> tuple[Tensor, bytes]:
-        """Return the rows with noise, in the precision of `value`, and a digest of every clean row in its place.
+        """Return the rows with noise, in the precision of `value`, and a digest of every row without noise.
 
-        Equal digests mean equal noise and equal rows. They reveal neither.
+        Equal digests mean equal rows and equal noise. A digest reveals neither the row nor its noise.
 
         Args:
             value: the rows.

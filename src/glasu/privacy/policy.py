@@ -31,10 +31,23 @@ ReleaseKind: TypeAlias = Literal[
     "alpha",
     "situation",
     "key",
+    "proof",
     "verdict",
     "set size",
     "key share",
     "blinded ids",
+]
+ProtectionName: TypeAlias = Literal[
+    "clip",
+    "noise",
+    "repair",
+    "masks",
+    "blind",
+    "ckks",
+    "sealed",
+    "signed",
+    "hmac",
+    "blinded",
 ]
 NODE_KINDS = ("representation", "change", "gradient", "probabilities")  # kinds with one row per node
 INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
@@ -54,17 +67,12 @@ class Policy(Checked):
 
     section = "policy"
     forbid: tuple[ReleaseKind, ...] = ()
-    require: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names of protections
+    require: Mapping[ReleaseKind, tuple[ProtectionName, ...]] = field(default_factory=dict)
     min_rows: Limit | None = None  # for releases with one row per node
     max_rows: Limit | None = None  # for releases with one row per node
     max_releases_per_row: Limit | None = None  # for each kind and layer
     max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
     max_ids: Limit | None = None  # in the set of any party in an alignment
-
-    def _check(self) -> None:
-        known = ReleaseKind.__args__  # type: ignore[attr-defined]
-        for kind in self.require:
-            self._need("require", kind in known, f"has no kind {kind!r}; kinds are {', '.join(known)}.")
 
     def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
         """Refuse settings with which the policy would stop the run later.
@@ -78,7 +86,7 @@ class Policy(Checked):
             if why := self.find_fault(kind, protection):
                 raise self.make_error(source, why, "the settings of this run")
         if self.max_evaluations is not None and num_evaluations > self.max_evaluations:
-            why = f"max_evaluations = {self.max_evaluations}: the run has {num_evaluations} evaluations"
+            why = f"max_evaluations = {self.max_evaluations}: the run has at least {num_evaluations} with its test"
             raise self.make_error(source, why, "the settings of this run")
 
     def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
@@ -90,9 +98,10 @@ class Policy(Checked):
         """Return the rule of the policy that a kind of release breaks."""
         if kind in self.forbid:
             return f"forbid = [{kind!r}]: this kind must not be released"
-        missing = [name for name in self.require.get(kind, ()) if name not in protection.split("+")]
-        if missing:
-            return f"require.{kind} = {list(self.require[kind])}: its protection is {protection!r}"
+        required: Mapping[str, tuple[str, ...]] = self.require  # type: ignore[assignment]  # a key may be any string
+        names = required.get(kind, ())
+        if not set(names) <= set(protection.split("+")):
+            return f"require.{kind} = {list(names)}: its protection is {protection!r}"
         return None
 
     def make_error(self, source: str, why: str, what: str) -> PolicyError:

@@ -1,4 +1,4 @@
-"""Release: the only way for the tensors, node sets, losses and metrics of the protocol to leave a client.
+"""Release, the gate of a client: tensors, node sets, losses and metrics of the protocol leave it only here.
 
 A tensor is first perturbed (clip, noise), which changes the client's contribution, then encoded (`glasu.wire`).
 `extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
@@ -23,9 +23,10 @@ from glasu.errors import ProtocolError
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
 from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
+from glasu.privacy.masking import Hiding, Reveal
 from glasu.privacy.noise import RowNoise
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Integers, Kind, Ring
+from glasu.wire.encodings import Encoding, Integers, Kind, Ring, use_for_all_kinds
 from glasu.wire.message_key import Key
 
 
@@ -95,6 +96,7 @@ class Protection:
 
 
 UNPROTECTED = Protection()
+ClearObserver: TypeAlias = Callable[[Kind, Key, NDArray[Any], bool], None]  # the last argument: True for an answer
 References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
@@ -120,11 +122,19 @@ class Release:
     feedback: bool = False  # whether later releases of the same rows are changes
     references: References = field(default_factory=dict)
     grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of hidden tensors
+    hiding: Hiding | None = None  # masks or encryption of the current attempt
+    observe_clear: ClearObserver | None = None  # gets the values of hidden tensors; a transcript records them
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def find_protection(self, kind: Kind) -> Protection:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
+
+    def hide_with(self, hiding: Hiding) -> None:
+        """Mask or encrypt all later releases of tensors."""
+        self.hiding = hiding
+        hidden = {kind: replace(self.find_protection(kind), masking=hiding) for kind in use_for_all_kinds(None)}
+        self.protections = {**self.protections, **hidden}
 
     @property
     def transparent(self) -> bool:
@@ -174,12 +184,14 @@ class Release:
             key,
             lambda: (np.ascontiguousarray(payload),),
             size=payload.nbytes,
-            rows=len(value),
+            rows=value.shape[0],
             columns=value.shape[1],
             protection=protection.name,
             **self._describe_rows(nodes, digests),
         )
         sent = Sent(payload, unmasked, encoding, contribution)
+        if isinstance(encoding, Ring):
+            self.show_clear(kind, key, sent.value, is_answer=False)
         if kind == "representation" and self.feedback:
             self._first = sent.value
         return sent
@@ -244,6 +256,19 @@ class Release:
             digests = np.frombuffer(digests, f"V{ROW_DIGEST_BYTES}")[order].tobytes()
         return {"nodes": nodes[order], "row_digests": digests}
 
+    def prepare_reading(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Reveal:
+        """Return the function that reads the payload of an answer, before the answer arrives."""
+        encoding = self.encodings[kind]
+        if self.hiding is None or not isinstance(encoding, Ring):
+            return lambda payload, requested: payload
+        return self.hiding.prepare_reading(key, shape, encoding)
+
+    def update_ranges(self, key: Key, gradient: Tensor) -> None:
+        """Derive the ranges of lower layers from the label owner's gradient, which all clients hold."""
+        ring = self.encodings["gradient"]
+        if isinstance(ring, Ring):
+            self.grids.update_range("gradient", key, gradient.numpy(), ring, 1)
+
     def read(self, kind: Kind, key: Key, payload: NDArray[Any], num_summed: int = 1) -> Tensor:
         """Return the values of an answer, which the caller has checked.
 
@@ -255,7 +280,9 @@ class Release:
         """
         encoding = self.encodings[kind]
         if isinstance(encoding, Ring):
-            return self.grids.to_mean(kind, payload, key, encoding, num_summed)
+            mean = self.grids.to_mean(kind, payload, key, encoding, num_summed)
+            self.show_clear(kind, key, mean, is_answer=True)
+            return mean
         decoded = encoding.answer.decode(payload)
         if kind == "change":
             changed = apply_change(self.references[_find_place(key)], decoded, _require_integers(encoding))
@@ -270,6 +297,11 @@ class Release:
             )
         return value
 
+    def show_clear(self, kind: Kind, key: Key, value: Tensor, *, is_answer: bool) -> None:
+        """Pass the values of a hidden tensor, which this client sent or read, to the observer if there is one."""
+        if self.observe_clear is not None:
+            self.observe_clear(kind, key, value.numpy(), is_answer)
+
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
         """Release bytes that only the other clients can read: keys, and data that is encrypted for the others."""
         payload = np.frombuffer(content, np.uint8)
@@ -279,8 +311,12 @@ class Release:
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Release node numbers, one set per round. The sets are sorted."""
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
-        rows, size = sum(len(nodes) for nodes in payloads), sum(ids.measure_encoded(nodes) for nodes in payloads)
-        self.ledger.record("node sets", key, lambda: map(ids.encode, payloads), rows=rows, size=size)
+        rows = sum(len(nodes) for nodes in payloads)
+        encoded = [] if self.ledger.sink is None else [ids.encode(nodes) for nodes in payloads]
+        size = (
+            sum(map(len, encoded)) if encoded else sum(map(ids.measure_encoded, payloads))
+        )  # without a sink, no bytes
+        self.ledger.record("node sets", key, lambda: encoded, rows=rows, size=size)
         return payloads
 
     def numbers(self, kind: str, values: Sequence[float], key: Key) -> NDArray[np.float64]:

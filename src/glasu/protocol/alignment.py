@@ -88,7 +88,8 @@ class SetLimits:
         if size > self.max_ids:
             why = (
                 f"{whose} has {size:.0f} ids, and the limit here is {self.max_ids} (--max-ids, or max_ids of the "
-                "policy); a party that lists very many ids can test guesses about the ids of the others."
+                "policy); a party that lists very many ids can test guesses about the ids of the others. If this "
+                "number is expected, raise the limit at the server and every party; otherwise check that party's ids."
             )
             raise AlignmentError(why, why)
         return int(size)

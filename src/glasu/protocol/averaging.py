@@ -48,16 +48,18 @@ def client_average(
         client: the client.
         key: the key of the exchange.
         own: this client's probabilities; None: it contributes nothing.
-        nodes: the nodes of the rows.
+        nodes: the nodes of the rows, or the examples of a task whose examples are not nodes.
         num_columns: the number of classes, if `own` is None and this client knows it.
         requested: the rows that this client receives; None: all.
     """
     import torch
 
-    sent = None if own is None else client.release_tensor("probabilities", torch.from_numpy(own), key, nodes)
+    task, sent = client.learner.task, None
+    if own is not None:
+        known = nodes if task.examples_are_nodes else None  # the ledger counts releases per node
+        sent = client.release_tensor("probabilities", torch.from_numpy(own), key, known)
     shape = len(nodes), num_columns if own is None else own.shape[1]
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
-    task = client.learner.task
     if error := task.find_score_error(mean):
         raise ProtocolError(f"party {client.name!r}, {key}: {task.scores_name} from the server: {error}.")
     return np.asarray(mean)

@@ -87,10 +87,10 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
-    if client.hiding is None or client.identity.owner < 0 or not is_last:
+    if client.release.hiding is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
-    client.update_ranges(key, found)
+    client.release.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
 
 

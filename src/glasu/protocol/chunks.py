@@ -61,7 +61,7 @@ def exchange_rows(
         requested: the rows of the answer that this client receives, if not all.
     """
     kind, answer = kinds
-    reveal = client.prepare_reading(answer.content().kind, key, shape)
+    reveal = client.release.prepare_reading(answer.content().kind, key, shape)
     chunks = split_rows(shape[0], client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):
@@ -71,20 +71,23 @@ def exchange_rows(
         # client waits for it, and `gather` keeps them for the next round.
         with client.watch.measure("sampling"):
             client.learner.gather(upcoming)
-    parts = []
+    parts, columns = [], shape[1]
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
         if requested is None:  # otherwise other clients receive other rows
             hash_answer(client, message)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
-        parts.append(_check_answer(client, message, (expected, shape[1])))
+        found = _check_answer(client, message, (expected, columns))
+        if columns is None and found != UNKNOWN_COLUMNS:
+            columns = found  # the later chunks must have as many
+        parts.append(message.value)
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
     num_summed = len(list_contributors(client.config, client.identity, key))
     return client.release.read(answer.content().kind, key, reveal(payload, requested), num_summed)
 
 
-def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> Array:
-    """Return the payload of an answer; refuse a wrong encoding, a wrong shape, NaN and infinity."""
+def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> int:
+    """Return the number of columns of an answer; refuse a wrong encoding, a wrong shape, NaN and infinity."""
     kind = message.content().kind
     encoding = message.content().find_encoding(client.release.encodings)
 
@@ -101,8 +104,7 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
     found = encoding.find_shape(message.value)
     if found[0] != shape[0] or (shape[1] is not None and found[1] not in (shape[1], UNKNOWN_COLUMNS)):
         raise ProtocolError(f"{where()}: expected a {kind} of shape {shape}, got {found}.")
-    payload: Array = message.value
-    return payload
+    return found[1]
 
 
 def answer_rows(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glasu.data.methods import keeps_scores
+from glasu.data.methods import find_method, keeps_scores
 from glasu.errors import ProtocolError
 from glasu.model.propagation import ALPHAS, PROPAGATING, choose_alpha, propagate
+from glasu.model.task import Targets
 from glasu.protocol.averaging import (
     client_average,
     client_average_all,
@@ -23,13 +24,13 @@ from glasu.protocol.averaging import (
     server_average_all,
     server_average_propagated,
 )
-from glasu.protocol.evaluation import compare_metrics, measure
+from glasu.protocol.evaluation import agree_on_targets, compare_metrics, measure
 from glasu.protocol.key_agreement import client_key_agreement
 from glasu.protocol.messages import Chosen, Metrics
 from glasu.protocol.prediction import client_scores
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Evaluated, Receive, Script, Send
-from glasu.protocol.sampling import agree, unite
+from glasu.protocol.sampling import unite
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -50,28 +51,34 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     yield from client_key_agreement(client)
     client.learner.model.load_state_dict(client.progress.best_weights)
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
-    nodes = yield from _client_nodes(client, key)
-    rows, everything = np.concatenate(list(nodes.values())), np.arange(client.data.num_nodes)
     prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # uses every edge
-    own = yield from client_scores(client, prediction, everything if client.method.smooths else rows)
-    if client.method.smooths:
+    if find_method(client.requested).smooths:
+        nodes = yield from _client_nodes(client, key)
+        rows = np.concatenate(list(nodes.values()))
+        own = yield from client_scores(client, prediction, Targets.of_nodes(np.arange(client.data.num_nodes)))
         mean = yield from client_average_all(client, key, own)
         own = None if own is None else own[rows]
         alpha = client.progress.alpha = yield from _client_alpha(client, key, mean, nodes["validation"])
         joint = yield from client_average_propagated(client, key, mean, alpha, rows)
-    else:
-        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, rows)
-    return (yield from _client_metrics(client, key, own, joint, len(nodes["validation"])))
+    else:  # every party has labels
+        targets = client.data.find_targets(np.concatenate(list(_list_examples(client).values())))
+        own = yield from client_scores(client, prediction, targets)
+        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, targets.examples)
+    return (yield from _client_metrics(client, key, own, joint))
+
+
+def _list_examples(client: Client) -> dict[str, NodeSet]:
+    return {split: client.data.evaluation_examples(split) for split in SCORED_SPLITS}
 
 
 def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
     """Return the nodes of both splits. If one party has the labels, it sends these nodes, but not their labels."""
     found = {}
-    for split, layer in zip(SCORED_SPLITS, NODE_LAYERS, strict=True):
-        found[split] = client.data.nodes_of(client.data.evaluation_examples(split))
+    for (split, examples), layer in zip(_list_examples(client).items(), NODE_LAYERS, strict=True):
+        targets = client.data.find_targets(examples)
         if client.identity.owner >= 0:
-            (agreed,) = yield from agree(client, key.at(layer), [found[split]])
-            found[split] = found[split] if client.has_labels else agreed
+            targets = yield from agree_on_targets(client, key.at(layer), targets)
+        found[split] = targets.nodes
     return found
 
 
@@ -105,21 +112,20 @@ def _read_choice(message: Chosen) -> float:
     return float(values[0])
 
 
-def _client_metrics(
-    client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows, num_validation: int
-) -> Script[dict[str, float]]:
+def _client_metrics(client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows) -> Script[dict[str, float]]:
     """Send the metrics of the combined prediction, and this party's own first metric; nothing without labels.
 
     With masks nothing is sent: this party reports the metrics itself.
     """
-    parts = {"validation": slice(None, num_validation), "test": slice(num_validation, None)}
     combined: dict[str, dict[str, float]] = {}
     alone: list[float] = []
     if own is not None:
-        for split, rows in parts.items():
-            examples = client.data.evaluation_examples(split)
+        start = 0
+        for split, examples in _list_examples(client).items():
+            rows = slice(start, start + len(examples))
             combined[split] = measure(client, joint[rows], examples)
             alone.append(next(iter(measure(client, own[rows], examples).values())))
+            start = rows.stop
     if keeps_scores(client.config):
         num_rounds, selected_by = client.config.train.num_rounds, client.learner.task.selected_by
         for split, found in combined.items():
@@ -141,7 +147,7 @@ def server_combination(server: Server) -> Script[None]:
         _, (validation,) = yield from unite(server, key.at(NODE_LAYERS[0]), 1)
         _, (test,) = yield from unite(server, key.at(NODE_LAYERS[1]), 1)
         num_validation, num_test = len(validation), len(test)
-    if server.method.smooths:
+    if find_method(server.requested).smooths:
         yield from server_average_all(server, key)
         if server.identity.owner >= 0:
             yield from _server_alpha(server, key, num_validation)

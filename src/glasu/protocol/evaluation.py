@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.data.methods import keeps_scores
+from glasu.data.methods import find_method, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
+from glasu.model.task import Targets
 from glasu.protocol.masked import client_decision, server_announce
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
@@ -27,7 +28,7 @@ from glasu.protocol.requests import (
     SubsetScored,
     Timed,
 )
-from glasu.protocol.sampling import agree, owner_leads, unite
+from glasu.protocol.sampling import adopt_owner_sets, owner_leads, unite
 from glasu.protocol.state import DIVERGED
 from glasu.wire.message_key import Key, Phase
 
@@ -86,7 +87,8 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     """Client column: test the selected weights; return the metrics."""
     client.learner.model.load_state_dict(client.progress.best_weights)
     propagated = None
-    if client.is_alone and client.party.graph.num_edges and not client.method.one_party:
+    has_edges, labels_nodes = client.party.graph.num_edges > 0, client.learner.task.examples_are_nodes
+    if client.is_alone and has_edges and labels_nodes and not find_method(client.requested).one_party:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
     evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
@@ -105,13 +107,13 @@ def client_test(client: Client) -> Script[dict[str, float]]:
 def client_subsets(client: Client) -> Script[None]:
     """Client column: score the selected model on validation nodes for every subset of `list_subsets`."""
     examples = client.data.evaluation_examples("validation")
-    nodes = client.data.nodes_of(examples)
+    targets = client.data.find_targets(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
         key = _make_subset_key(client, index)
         if client.identity.owner >= 0:
-            (agreed,) = yield from agree(client, key, [nodes])
-            nodes = nodes if client.has_labels else agreed
-        predicted = yield from client_prediction(client, key, nodes, present=present, ensemble=client.progress.ensemble)
+            targets = yield from agree_on_targets(client, key, targets)
+        ensemble = client.progress.ensemble
+        predicted = yield from client_prediction(client, key, targets, present=present, ensemble=ensemble)
         found = evaluate(client, predicted, examples) if client.has_labels else {}
         if found:
             names = tuple(client.identity.names[each] for each in present)
@@ -149,7 +151,7 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
         start_from_labels(client.learner.task, client.data.party),
     )
     examples = client.data.evaluation_examples("validation")
-    nodes = client.data.nodes_of(examples)
+    nodes = client.data.find_targets(examples).nodes
 
     def score(alpha: float) -> dict[str, float]:
         return measure(client, propagate(graph, start, alpha)[nodes], examples)
@@ -161,7 +163,7 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
 def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, float]) -> Propagated:
     """Test propagated labels, and compare them with the selected model on the validation nodes."""
     examples, best = client.data.evaluation_examples("test"), client.progress.selection.best
-    test = measure(client, scores[client.data.nodes_of(examples)], examples)
+    test = measure(client, scores[client.data.find_targets(examples).nodes], examples)
     is_better = best is not None and client.learner.task.selection_score(validation) > best
     return Propagated(client.name, {"validation": validation, "test": test}, is_better)
 
@@ -176,15 +178,14 @@ def client_evaluation(
     """
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
-    nodes = client.data.nodes_of(examples)
+    targets = client.data.find_targets(examples)
     if owner_leads(client.config):
-        (agreed,) = yield from agree(client, key, [nodes])
-        nodes = nodes if client.has_labels else agreed
+        targets = yield from agree_on_targets(client, key, targets)
     if client.is_alone:  # even if predictions are averaged after training
-        own = yield from client_scores(client, key, nodes)
+        own = yield from client_scores(client, key, targets)
         return ({} if own is None else measure(client, own, examples)), None
     found: dict[str, float] = {}
-    probabilities = yield from client_prediction(client, key, nodes, ensemble=ensemble)
+    probabilities = yield from client_prediction(client, key, targets, ensemble=ensemble)
     if client.has_labels:
         found = evaluate(client, probabilities, examples)
     if keeps_scores(client.config):
@@ -195,6 +196,12 @@ def client_evaluation(
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
     return found, verdict
+
+
+def agree_on_targets(client: Client, key: Key, targets: Targets) -> Script[Targets]:
+    """Return the label owner's targets. It sends their nodes to the other clients, but neither labels nor examples."""
+    (nodes,) = yield from adopt_owner_sets(client, key, [targets.nodes])
+    return targets if client.has_labels else Targets.of_nodes(nodes)
 
 
 def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, float]:
@@ -210,7 +217,7 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
-        if client.mark_divergence():
+        if client.progress.mark_divergence():
             return {}
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "

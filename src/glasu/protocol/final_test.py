@@ -14,7 +14,7 @@ import numpy as np
 
 from glasu.protocol.averaging import client_average
 from glasu.protocol.evaluation import measure
-from glasu.protocol.once import client_once_scores, server_once_scores
+from glasu.protocol.once import client_once_scores, leave_stages, server_once_scores
 from glasu.protocol.prediction import client_scores, server_prediction
 from glasu.protocol.requests import Evaluated, Script
 from glasu.wire.message_key import Key, Phase
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 def client_final_test(client: Client) -> Script[dict[str, float]]:
     """Client column: predict validation and test nodes, and measure the predictions; return the test metrics."""
-    parts = [client.data.nodes_of(client.data.evaluation_examples(split)) for split in ("validation", "test")]
-    rows, count = np.concatenate(parts), len(parts[0])
+    parts = [client.data.evaluation_examples(split) for split in ("validation", "test")]
+    targets, count = client.data.find_targets(np.concatenate(parts)), len(parts[0])
     if client.stages is not None:
         client.learner.model.load_state_dict(client.progress.best_weights)
         key = _make_final_key(client, client.stages.whole)
-        own, joint = yield from client_once_scores(client, key.at(client.stages.whole.model.num_layers), rows)
+        own, joint = yield from client_once_scores(client, key.at(client.stages.whole.model.num_layers), targets)
     else:
         client.progress.best_weights = client.learner.weights()
         key = _make_final_key(client, client.config)
-        scores = yield from client_scores(client, key, rows)
+        scores = yield from client_scores(client, key, targets)
         assert scores is not None  # all clients have labels
         own = scores
-        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, rows)
+        joint = yield from client_average(client, key.at(client.config.model.num_layers), own, targets.examples)
     yield from _report_scores(client, "validation", own[:count], joint[:count])
     metrics = yield from _report_scores(client, "test", own[count:], joint[count:])
     if client.stages is not None:
-        client.leave_stages()
+        leave_stages(client)
     return metrics
 
 

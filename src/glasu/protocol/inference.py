@@ -1,4 +1,4 @@
-"""Algorithm 3: JointInference, client and server columns side by side.
+"""Algorithms 3 and 6: JointInference, client and server columns side by side.
 
 `client_round` in `rounds.py` calls Extract on the result. `label_owner.py` adds the last lines of Algorithm 6.
 """
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from glasu.protocol.chunks import answer_rows, exchange_rows
-from glasu.protocol.feedback import find_message_kinds
-from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.encodings import Array
-from glasu.wire.message_key import Key
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
     from glasu.model.sampler import Sample
     from glasu.model.step import ForwardStep, Step
@@ -133,3 +133,17 @@ def server_inference(
     for layer in server.aggregation_layers:
         rows[layer] = yield from answer_rows(server, kind, key.at(layer), respond, num_rows.get(layer), present)
     return rows
+
+
+def find_message_kinds(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
+    """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
+
+    With `wire.feedback`, rows that were released before in the same phase are sent as changes. All training rounds have
+    the same rows, and so have all evaluations on validation nodes. The rows of the test and of a prediction are
+    different. All roles derive the choice from the settings and the key.
+    """
+    train = config.train
+    first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)
+    if config.wire.feedback and first is not None and first < key.round <= train.num_rounds:
+        return Change, JointChange
+    return Partial, Joint

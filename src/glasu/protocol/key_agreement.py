@@ -22,18 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from glasu.errors import ProtocolError
-from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import (
     KEY_SIZE,
     ONE_USE,
-    Hiding,
-    PairwiseMasks,
     Transcript,
     derive_pair_key,
     expand_key,
     join_parts,
     split_parts,
 )
+from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.protocol.messages import KeyOffer, KeyOffers, Message, Sealed, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
@@ -56,12 +54,6 @@ def needs_keys(config: RunConfig) -> bool:
     return config.privacy.hides_parts
 
 
-def derive_run_key(private_seed: int | Secret) -> Secret:
-    """Return the run key that the first client sends."""
-    seed = private_seed if isinstance(private_seed, Secret) else Secret(private_seed.to_bytes(KEY_SIZE, "little"))
-    return seed.derive("run key")
-
-
 def client_key_agreement(client: Client) -> Script[None]:
     """Client column: agree on keys, and hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
@@ -71,15 +63,15 @@ def client_key_agreement(client: Client) -> Script[None]:
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
     offer = join_parts(_sign_offer(client, own))
-    signed = "none" if client.signer is None else "signed"  # in one process there are no certificates
+    signed = "none" if client.keys.signer is None else "signed"  # in one process there are no certificates
     content = client.release.bytes_for_peers("key", offer, key.at(OFFER_LAYER), rows=1, protection=signed)
     yield Send(KeyOffer(key.at(OFFER_LAYER), content))
     answer: KeyOffers = yield Receive((KeyOffers,), key.at(OFFER_LAYER))
     transcript.add(b"offers", [answer.content])
     pair_keys = _derive_pair_keys(client, private, _check_offers(client, answer, own))
-    encrypts = client.requested.privacy.secure_aggregation == "ckks"  # the config of a stage has no privacy
-    cipher = CkksCipher() if encrypts and client.identity.index == KEY_LEADER else None
-    secret = None if cipher is None else cipher.secret
+    privacy = client.requested.privacy  # the config of a stage has none
+    way = find_secure_aggregation(privacy)
+    secret = way.make_secret() if client.identity.index == KEY_LEADER else None
     group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
     common: dict[str, Any] = {
         "own": client.identity.index,
@@ -88,21 +80,12 @@ def client_key_agreement(client: Client) -> Script[None]:
         "chunk_rows": client.config.wire.chunk_rows,
         "transcript": transcript,
     }
-    hiding: Hiding
-    if secret is None:
-        hiding = PairwiseMasks(pair_keys=pair_keys, blind=client.requested.privacy.blind_server, **common)
-    else:
-        hiding = CkksEncryption(cipher=cipher or _use_secret(client, key, secret), **common)
-    client.hide_with(hiding)
-
-
-def _use_secret(client: Client, key: Key, secret: bytes) -> CkksCipher:
-    """Return the cipher of a secret that the first client sent."""
     try:
-        return CkksCipher(secret)
+        hiding = way.make_hiding(privacy, pair_keys, secret, **common)
     except ValueError as error:
         leader = client.identity.names[KEY_LEADER]
         raise ProtocolError(f"party {client.name!r}, {key}: the key of party {leader!r}: {error}.") from None
+    client.release.hide_with(hiding)
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
@@ -114,9 +97,10 @@ def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
 
 
 def _sign_offer(client: Client, public: bytes) -> list[bytes]:
-    if client.signer is None:
+    signer = client.keys.signer
+    if signer is None:
         return [public, b"", b""]
-    return [public, client.signer.sign(_describe_offer(client, client.name, public)), client.signer.certificate]
+    return [public, signer.sign(_describe_offer(client, client.name, public)), signer.certificate]
 
 
 def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
@@ -133,9 +117,9 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
         if name == client.name:
             if public != own:
                 raise ProtocolError(f"{where} differs from the key that it sent; the server changed it.")
-        elif client.signer is not None:
+        elif client.keys.signer is not None:
             content = _describe_offer(client, name, public)
-            if fault := client.signer.find_error(name, certificate, signature, content):
+            if fault := client.keys.signer.find_error(name, certificate, signature, content):
                 raise ProtocolError(f"{where} {fault}. Nothing was sent with it; check the server and that party.")
         found.append(public)
     if len({*found}) < len(found):
@@ -175,7 +159,7 @@ def _agree_on_group_key(
     order = [peer for peer in range(client.identity.num_clients) if peer != KEY_LEADER]
     group_key = secrets.token_bytes(KEY_SIZE)
     if client.identity.index == KEY_LEADER:
-        run_key = derive_run_key(client.private_seed)
+        run_key = client.keys.derive_run_key()
         keys = [expand_key(pair_keys[peer], b"group") for peer in order]
         sealed = [AESGCM(each).encrypt(ONE_USE, group_key + run_key.value, key.run) for each in keys]
         if secret is not None:
@@ -188,7 +172,7 @@ def _agree_on_group_key(
     transcript.add(b"group", [answer.content])
     if client.identity.index != KEY_LEADER:
         try:
-            encrypts = client.requested.privacy.secure_aggregation == "ckks"
+            encrypts = find_secure_aggregation(client.requested.privacy).has_secret_key
             parts = split_parts(answer.content.tobytes(), len(order) + encrypts)
             own = parts[order.index(client.identity.index)]
             found = AESGCM(expand_key(pair_keys[KEY_LEADER], b"group")).decrypt(ONE_USE, own, key.run)
@@ -199,7 +183,7 @@ def _agree_on_group_key(
             raise ProtocolError(
                 f"party {client.name!r}, {answer.key}: the group key was modified in transit; check the server."
             ) from None
-    client.adopt_run_key(run_key)
+    client.keys.adopt_run_key(run_key)
     return group_key, secret
 
 

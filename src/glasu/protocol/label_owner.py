@@ -32,7 +32,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = compute_owner_gradient(client, batch, joint)
-    if client.hiding is not None:
+    if client.release.hiding is not None:
         gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
         gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.config import RunConfig
@@ -22,12 +24,13 @@ from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, find_input_scale
 from glasu.model.step import Inputs, Step, Steps
-from glasu.model.task import make_task
+from glasu.model.task import Targets, make_task
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
+MAX_PREPARED = 1 << 24  # values of a dense matrix that is prepared as a whole: 64 MiB in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +38,9 @@ class Batch(Inputs):
     """Everything that the layers read for one sample."""
 
     round: int
-    labels: Tensor | None  # y[S[L]]
+    labels: Tensor | None  # y of the examples
     nodes: tuple[NodeSet, ...]  # S_m[0..L], as agreed
+    targets: Targets
 
 
 class NodeData:
@@ -64,6 +68,7 @@ class NodeData:
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         self._keeps_rows = find_sampler(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None
+        self._prepared: NDArray[Any] | None = None  # all rows of a small dense matrix
 
     def features(self, nodes: NodeSet) -> Hidden:
         """Return the prepared rows of X_m at the nodes."""
@@ -77,18 +82,22 @@ class NodeData:
         stored, is_whole = self._stored, len(nodes) == self.num_nodes
         kind = np.float64 if self.dtype == torch.float64 else np.float32
         if isinstance(stored, np.ndarray):
+            if stored.size <= MAX_PREPARED:  # preparing the rows of each batch would take longer than their layer
+                if self._prepared is None:
+                    self._prepared = self.preparation.apply(stored, kind)
+                return torch.from_numpy(self._prepared if is_whole else self._prepared[nodes])
             return torch.from_numpy(self.preparation.apply(stored if is_whole else stored[nodes], kind))
         sparse = stored if is_whole else stored.rows(nodes)
         return SparseRows(*self.preparation.apply_sparse(*sparse.parts, kind), self.preparation.width)
 
-    def labels(self, nodes: NodeSet) -> Tensor:
-        """Return y at the nodes, in the dtype that the loss needs."""
+    def labels(self, examples: NodeSet) -> Tensor:
+        """Return y of the examples, in the dtype that the loss needs."""
         assert self.party.labels is not None
-        return self.task.label_tensor(self.party.labels[nodes], self.dtype)
+        return self.task.label_tensor(self.party.labels[examples], self.dtype)
 
-    def nodes_of(self, examples: NodeSet) -> NodeSet:
-        """Return the nodes of examples, as the task defines them."""
-        return self.task.nodes_of(self.party, examples)
+    def find_targets(self, examples: NodeSet) -> Targets:
+        """Return examples with their nodes, as the task defines them."""
+        return self.task.find_targets(self.party, examples)
 
     def training_examples(self) -> NodeSet:
         """Return the training examples with known labels; empty at a client without labels."""
@@ -174,6 +183,8 @@ class Learner:
         if self.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", self.task.scale)
         self.optimizer = Optimizer(config, self.model)
+        # The optimizer has laid out the parameters, and their storage stays. A module may replace its buffers.
+        self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = find_sampler(config.train)(config, data.party.graph, index)
         self.sampler.private_seed = self.private_seed
@@ -209,8 +220,10 @@ class Learner:
             rows = [blocks[0].positions]  # positions of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
             for block in blocks[1:]:
                 rows.append(rows[-1][block.positions])
-            labels = self.data.labels(nodes[-1]) if self.data.has_labels and with_labels else None
-            batch = Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels, sample.nodes)
+            targets = sample.targets
+            labels = self.data.labels(targets.examples) if self.data.has_labels and with_labels else None
+            features = self.data.features(nodes[0])
+            batch = Batch(features, blocks, tuple(rows), sample.round, labels, sample.nodes, targets)
             self._gathered = sample, batch
         return self._gathered[1]
 
@@ -225,8 +238,9 @@ class Learner:
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
         """Return the loss and its gradient at H_m[L]; the step keeps the classifier's gradient."""
         assert batch.labels is not None
-        value, gradient = self.task.loss_and_gradient(step.logits(joint), batch.labels)
-        return value, step.backward_classifier(gradient)
+        logits = batch.targets.read_rows(step.logits(joint))
+        value, gradient = self.task.loss_and_gradient(logits, batch.labels)
+        return value, step.backward_classifier(batch.targets.add_rows(gradient))
 
     def exact_inference(self, nodes: NodeSet) -> ExactInference:
         """Return the forward pass with every edge.
@@ -238,9 +252,9 @@ class Learner:
         return ExactInference(self.model, self.sampler, features, nodes)
 
     @torch.no_grad()
-    def scores(self, joint: Tensor) -> Tensor:
-        """Return the scores of this client's classifier, for example class probabilities."""
-        return self.task.scores(self.model.classify(joint, make_no_dropout()))
+    def scores(self, joint: Tensor, targets: Targets) -> Tensor:
+        """Return the scores of this client's classifier, for example class probabilities, one row per example."""
+        return self.task.scores(targets.read_rows(self.model.classify(joint, make_no_dropout())))
 
     def set_learning_rate(self, round_index: int) -> None:
         """Apply the schedule, which is a function of the round alone."""
@@ -253,13 +267,17 @@ class Learner:
 
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite some of the weights."""
-        found = self.model.state_dict()
+        found = self._find_weights()
         for name, tensor in weights.items():
             found[name].copy_(tensor)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights."""
-        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        return {name: tensor.detach().clone() for name, tensor in self._find_weights().items()}
+
+    def _find_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights themselves, not a copy."""
+        return self.model.state_dict() if self._weights is None else self._weights
 
     def restore(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Continue with saved weights and a saved state of the optimiser."""

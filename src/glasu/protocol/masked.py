@@ -1,11 +1,16 @@
-"""The exchanges that differ in runs with hidden sums: an encrypted gradient, and verdicts of the parties.
+"""The exchanges that differ in runs with hidden sums: an encrypted gradient, verdicts, and a comparison of the answers.
 
 Client and server columns. The server forwards encrypted messages and learns two facts from an evaluation: whether the
 training stops, and whether the warm ensemble is the best model so far.
+
+At the end of a run, the clients compare the running hashes of all answers that they have received. Each one sends a
+proof, an HMAC of its hash and its place under the group key. The server forwards all proofs. Without the key, it cannot
+make the proof that a client expects of another one.
 """
 
 from __future__ import annotations
 
+import hmac
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,13 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from glasu.errors import ProtocolError
+from glasu.privacy.masking import join_parts, split_parts
 from glasu.protocol.chunks import split_rows
-from glasu.protocol.key_agreement import server_forward
-from glasu.protocol.messages import Decision, Sealed, Waiting
+from glasu.protocol.key_agreement import needs_keys, server_forward
+from glasu.protocol.messages import Decision, Proof, Proofs, Sealed, Waiting
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
 from glasu.wire.encodings import Array
-from glasu.wire.message_key import Key
+from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +36,16 @@ if TYPE_CHECKING:
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
+    from glasu.protocol.state import Identity
+
+
+PROOF_PROTECTION = "hmac"  # in the ledger: without the group key, a proof says nothing about the answers
+COMPARISON_LAYER = 4  # used as `layer` in a key; a race and the agreement on keys use 0 to 3
+
+
+def name_verdict_protection(identity: Identity) -> str:
+    """Return the protection of a verdict in the ledger. It does not cover the two flags, which the server reads."""
+    return PROOF_PROTECTION if identity.owner < 0 else "sealed"
 
 
 def share_sealed_gradient(
@@ -49,7 +65,8 @@ def share_sealed_gradient(
     """
     import torch
 
-    hiding, owner = client.require_hiding(), client.identity.owner
+    hiding, owner = client.release.hiding, client.identity.owner
+    assert hiding is not None
     encoding = client.release.encodings["owner gradient"]
     chunks = split_rows(len(nodes), client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
@@ -57,7 +74,7 @@ def share_sealed_gradient(
     def seal(encoded: Array) -> list[bytes]:
         return [hiding.seal(encoded[rows].tobytes(), own) for own, rows in zip(keys, chunks, strict=True)]
 
-    sent = None
+    sent, unseal = None, hiding.prepare_unsealing(owner)
     if gradient is None:
         for own in keys:
             yield Send(Waiting(own))
@@ -68,7 +85,7 @@ def share_sealed_gradient(
     parts = []
     for own, rows in zip(keys, chunks, strict=True):
         answer: Sealed = yield from receive_answer(client, Sealed, own)
-        content = hiding.unseal(answer.content.tobytes(), own, owner)
+        content = unseal(answer.content.tobytes(), own)
         size = (rows.stop - rows.start) * encoding.row_bytes(columns)
         if len(content) != size:
             raise ProtocolError(
@@ -80,7 +97,9 @@ def share_sealed_gradient(
     found = np.concatenate(parts)
     if (error := encoding.find_error(found, columns)) or not encoding.is_finite(found):
         raise ProtocolError(f"party {client.name!r}, {key}: the label owner's gradient: {error or 'is not finite'}.")
-    return torch.from_numpy(encoding.decode(found)), sent
+    value = torch.from_numpy(encoding.decode(found))
+    client.release.show_clear("gradient", key, value, is_answer=True)
+    return value, sent
 
 
 def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
@@ -105,14 +124,17 @@ def client_decision(
         stop: whether training stops, by this client's verdict; ignored at a client without labels.
         ensemble: whether the best model is now the warm ensemble.
     """
-    hiding, owner, proof = client.require_hiding(), client.identity.owner, b""
+    hiding, owner, proof = client.release.hiding, client.identity.owner, b""
+    assert hiding is not None
+    unseal = hiding.prepare_unsealing(owner)
     if client.has_labels:
         if owner < 0:
             proof = hiding.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
         else:
             proof = hiding.seal(struct.pack("<??", improved, stop), key)
         flags = struct.pack("<??", stop, ensemble)  # the server reads them; the ledger has every byte that leaves
-        content = client.release.bytes_for_peers("verdict", flags + proof, key, rows=1, protection="sealed")
+        protection = name_verdict_protection(client.identity)
+        content = client.release.bytes_for_peers("verdict", flags + proof, key, rows=1, protection=protection)
         yield Send(Decision(key, stop, ensemble, content[len(flags) :]))
     else:
         yield Send(Waiting(key))
@@ -125,7 +147,7 @@ def client_decision(
             )
         return improved, stop
     if not client.has_labels:
-        verdict = hiding.unseal(answer.proof.tobytes(), key, owner)
+        verdict = unseal(answer.proof.tobytes(), key)
         improved, stop = struct.unpack("<??", verdict) if len(verdict) == 2 else (False, not answer.stop)
     if answer.stop != stop:
         raise ProtocolError(f"party {client.name!r}, {key}: the server changed the label owner's verdict.")
@@ -158,3 +180,42 @@ def server_announce(server: Server, key: Key) -> Script[Decision]:
     decision = yield from server_decision(server, key)
     yield Broadcast(decision)
     return decision
+
+
+def client_comparison(client: Client) -> Script[None]:
+    """Client column: compare the answers of this attempt with those of the other clients, at the end of a run.
+
+    Raises:
+        ProtocolError: another client received other answers.
+    """
+    if client.release.hiding is None:
+        return
+    key, hiding, names = _make_comparison_key(client), client.release.hiding, client.identity.names
+    expected = [hiding.prove(struct.pack("<H", each), key) for each in range(len(names))]
+    own = expected[client.identity.index]
+    yield Send(Proof(key, client.release.bytes_for_peers("proof", own, key, rows=1, protection=PROOF_PROTECTION)))
+    answer: Proofs = yield Receive((Proofs,), key)
+    try:
+        proofs = split_parts(answer.content.tobytes(), len(names))
+    except ValueError as error:
+        raise ProtocolError(f"party {client.name!r}, {key}: the proofs of the parties: {error}.") from None
+    for name, found, wanted in zip(names, proofs, expected, strict=True):
+        if not hmac.compare_digest(found, wanted):
+            raise ProtocolError(
+                f"party {client.name!r}, {key}: the proof of party {name!r} does not fit the answers that this party "
+                "has received, so the server sent them different answers. The results are not used; check the server."
+            )
+
+
+def server_comparison(server: Server) -> Script[None]:
+    """Server column: forward the proofs of all clients to all clients."""
+    if not needs_keys(server.requested):
+        return
+    key = _make_comparison_key(server)
+    proofs: Sequence[Proof] = yield Receive((Proof,), key)
+    joined = join_parts(proof.content.tobytes() for proof in proofs)
+    yield Broadcast(Proofs(key, np.frombuffer(joined, np.uint8)))
+
+
+def _make_comparison_key(role: Client | Server) -> Key:
+    return role.identity.key(Phase.CONTROL, 0, COMPARISON_LAYER)._replace(round=0)

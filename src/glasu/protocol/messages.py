@@ -55,6 +55,11 @@ def limit_proof(shapes: Shapes) -> int:
     return PROOF_BYTES
 
 
+def limit_proofs(shapes: Shapes) -> int:
+    """Return the maximum size of all proofs and their lengths."""
+    return (4 + PROOF_BYTES) * shapes.num_clients
+
+
 def limit_sealed(shapes: Shapes) -> int:
     """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
@@ -179,6 +184,8 @@ class Agreed(Message):
 class Losses(Message):
     """Client: the losses of a round's local steps; empty from a client without labels. It has no answer."""
 
+    is_urgent = False
+
     values: Annotated[NDArray[np.float64], NumbersField("loss", attrgetter("num_local_steps"))]
 
 
@@ -288,6 +295,20 @@ class Decision(Message):
     proof: Annotated[NDArray[np.uint8], BytesField("decision", limit_proof)]
 
 
+@dataclass(frozen=True, eq=False)
+class Proof(Message):
+    """Client, at the end of a run with hidden sums: a proof of all answers that it has received in this attempt."""
+
+    content: Annotated[NDArray[np.uint8], BytesField("proof", limit_proof)]
+
+
+@dataclass(frozen=True, eq=False)
+class Proofs(Message):
+    """Server: the proofs of all clients, in client order."""
+
+    content: Annotated[NDArray[np.uint8], BytesField("proof", limit_proofs)]
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Partial,
     Joint,
@@ -314,4 +335,6 @@ MESSAGES: tuple[type[Message], ...] = (
     KeyOffers,
     Sealed,
     Decision,
+    Proof,
+    Proofs,
 )

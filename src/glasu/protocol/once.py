@@ -34,8 +34,7 @@ from glasu.wire.message_key import Key, Phase
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.model.blocks import NodeSet
-    from glasu.model.task import ScoreRows
+    from glasu.model.task import ScoreRows, Targets
     from glasu.privacy.masking import Requested
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
@@ -44,9 +43,15 @@ Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last roun
 
 
 def client_lower_stage(client: Client, train: Train) -> Script[None]:
-    """Train the lower stage, unless it is complete."""
-    if not client.progress.lower:
-        yield from train(client)
+    """Train the lower stage, unless it is complete. A client without stages trains to the end.
+
+    If the parties will aggregate a mean, they have the same classifier, and no step changes it.
+    """
+    if client.progress.lower:
+        return
+    if client.stages is not None and client.learner.aggregation.is_mean:
+        client.learner.fixed = client.learner.classifier_weights()
+    yield from train(client)
 
 
 def client_release(client: Client) -> Script[None]:
@@ -68,7 +73,8 @@ def client_aggregate(client: Client) -> Script[None]:
     if not progress.lower:
         progress.lower = progress.best_weights
         progress.start_over(whole.train.num_rounds)
-    client.return_to_lower()
+    client.begin(client.stages.lower, client.stages.data)
+    client.learner.model.load_state_dict(progress.lower)
     client.learner.model.eval()
     nodes = np.arange(client.data.num_nodes)
     partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
@@ -78,7 +84,27 @@ def client_aggregate(client: Client) -> Script[None]:
     sent = client.release.tensor("representation", partial, key, nodes)
     shape = len(nodes), partial.shape[1] * client.learner.aggregation.widening
     joint = yield from exchange_rows(client, key, (Partial, Joint), sent, shape)
-    client.enter_upper(partial, client.learner.aggregation.extract_others(joint, sent.value))
+    _enter_upper(client, partial, client.learner.aggregation.extract_others(joint, sent.value))
+
+
+def _enter_upper(client: Client, own: Tensor, others: Tensor) -> None:
+    """Switch to the layers above the release: initial ones, trained ones, or those of an interrupted training."""
+    stages = client.stages
+    assert stages is not None
+    client.begin(stages.upper, stages.make_upper_data(own, others))
+    if stages.trained:
+        client.learner.model.load_state_dict(dict(stages.trained))
+    if stages.interrupted is not None:
+        client.learner.restore(stages.interrupted.weights, stages.interrupted.optimizer)
+        stages.interrupted = None
+
+
+def leave_stages(client: Client) -> None:
+    """Combine the weights of both stages into the selected model at the end of the run."""
+    stages, progress = client.stages, client.progress
+    assert stages is not None
+    progress.best_weights = stages.join_weights(progress.lower, progress.best_weights)
+    client.config, client.data = stages.whole, stages.data
 
 
 def _keep_partial(layer: int, partial: Tensor) -> Script[Tensor]:
@@ -100,18 +126,18 @@ def _make_release_key(role: Client | Server, config: RunConfig) -> Key:
 
 
 def client_once_scores(
-    client: Client, key: Key, nodes: NodeSet, requested: Requested | None = None
+    client: Client, key: Key, targets: Targets, requested: Requested | None = None
 ) -> Script[tuple[ScoreRows, ScoreRows]]:
     """Return the scores of this client's upper layers, and the mean over all clients if the settings release it."""
     assert client.stages is not None
     model = client.learner.model
     model.eval()
-    hidden = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
-    own = np.asarray(client.learner.scores(hidden).numpy())
+    hidden = yield from walk_forward(client, client.learner.exact_inference(targets.nodes), _keep_partial)
+    own = np.asarray(client.learner.scores(hidden, targets).numpy())
     model.train()
     if not client.stages.whole.privacy.release_probabilities:
         return own, own if requested is None else own[requested]
-    return own, (yield from client_average(client, key, own, nodes, requested=requested))
+    return own, (yield from client_average(client, key, own, targets.examples, requested=requested))
 
 
 def server_once_scores(

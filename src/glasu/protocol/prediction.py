@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu.config import RunConfig
-from glasu.data.methods import has_server
-from glasu.errors import ProtocolError
+from glasu.data.methods import find_method, has_server
+from glasu.errors import ConfigError, ProtocolError
+from glasu.model.task import Targets
 from glasu.privacy.masking import Requested
 from glasu.protocol.averaging import (
     client_average,
@@ -53,59 +54,70 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
         nodes that the client requested. If one party has the labels, only this party has a classifier: it receives the
         scores of all nodes that any party requested, and the others receive none.
     """
+    check_predicts_nodes(client)
     yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
     (nodes,) = yield from agree(client, key, [requested])
     own = np.isin(nodes, requested)
-    probabilities = yield from client_prediction(client, key, nodes, own, ensemble=client.progress.ensemble)
+    targets = Targets.of_nodes(nodes)
+    probabilities = yield from client_prediction(client, key, targets, own, ensemble=client.progress.ensemble)
     if client.identity.owner >= 0:
         return (nodes if client.has_labels else nodes[:0]), probabilities
     return nodes[own], probabilities
 
 
+def check_predicts_nodes(client: Client) -> None:
+    """Raise ConfigError if a saved model cannot predict, because its task has no prediction for a node."""
+    if not client.learner.task.examples_are_nodes:
+        raise ConfigError(
+            f'train.task="{client.config.train.task}": its examples are not nodes, and a saved model predicts nodes '
+            "only. Use the test metrics of the training."
+        )
+
+
 def client_prediction(
     client: Client,
     key: Key,
-    nodes: NodeSet,
+    targets: Targets,
     requested: Requested | None = None,
     present: Sequence[int] | None = None,
     *,
     ensemble: bool = False,
 ) -> Script[NDArray[Any]]:
-    """Client column: return the scores of the nodes, in the unit of the labels.
+    """Client column: return the scores of the examples, in the unit of the labels.
 
-    If all clients have labels, the result is the mean of the clients' scores, at all nodes or at those that this client
-    requested. Without a server it is this client's scores. If one party has the labels, the result is the owner's
-    scores, and the other clients return an empty array. If the method smooths, the mean is propagated over the parties'
-    edges. If only some clients are present, the absent ones contribute nothing and receive the same mean. With
+    If all clients have labels, the result is the mean of the clients' scores, of all examples or of those that this
+    client requested. Without a server it is this client's scores. If one party has the labels, the result is the
+    owner's scores, and the other clients return an empty array. If the method smooths, the mean is propagated over the
+    parties' edges. If only some clients are present, the absent ones contribute nothing and receive the same mean. With
     `ensemble`, no layer aggregates, and the clients compute their scores alone.
     """
     task = client.learner.task
     if client.stages is not None:
         yield from client_aggregate(client)
         place = key.at(client.stages.whole.model.num_layers)
-        _, scores = yield from client_once_scores(client, place, nodes, requested)
+        _, scores = yield from client_once_scores(client, place, targets, requested)
         return task.convert_scores(scores)
-    if client.method.smooths:
-        own = yield from client_scores(client, key, np.arange(client.data.num_nodes))
+    if find_method(client.requested).smooths:
+        own = yield from client_scores(client, key, Targets.of_nodes(np.arange(client.data.num_nodes)))
         mean, alpha = (yield from client_average_all(client, key, own)), client.progress.alpha
-        joint = yield from client_average_propagated(client, key, mean, alpha, nodes, requested=requested)
+        joint = yield from client_average_propagated(client, key, mean, alpha, targets.nodes, requested=requested)
         return task.convert_scores(joint) if client.has_labels else joint
-    own = yield from client_scores(client, key, nodes, present, alone=ensemble)
+    own = yield from client_scores(client, key, targets, present, alone=ensemble)
     if client.has_labels and client.identity.owner < 0 and has_server(client.config):
         key = key.at(client.config.model.num_layers)
-        return task.convert_scores((yield from client_average(client, key, own, nodes, requested=requested)))
+        return task.convert_scores((yield from client_average(client, key, own, targets.examples, requested=requested)))
     return np.empty((0, 0)) if own is None else task.convert_scores(own)
 
 
 def client_scores(
-    client: Client, key: Key, nodes: NodeSet, present: Sequence[int] | None = None, *, alone: bool = False
+    client: Client, key: Key, targets: Targets, present: Sequence[int] | None = None, *, alone: bool = False
 ) -> Script[ScoreRows | None]:
     """Client column: return the scores of this client's classifier; None if it has no labels or is absent.
 
     With `alone`, no layer aggregates, and every edge is used.
     """
-    layers = client.config.model.aggregation_layers
+    layers, nodes = client.config.model.aggregation_layers, targets.nodes
     if not (client.has_labels or layers):  # no other client needs this client's layers
         return None
     if present is not None and client.identity.index not in present:
@@ -119,7 +131,7 @@ def client_scores(
         joint = yield from _sampled_forward(client, key, nodes)
     else:
         joint = yield from _exact_forward(client, key, nodes, alone=alone)
-    own = np.asarray(client.learner.scores(joint).numpy()) if client.has_labels else None
+    own = np.asarray(client.learner.scores(joint, targets).numpy()) if client.has_labels else None
     model.train()
     return own
 
@@ -150,7 +162,7 @@ def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
     rounds = [client.identity.find_round(key)]
-    (sample,) = yield from client_sampling(client, rounds, [distinct], Phase.EVALUATION_SAMPLING)
+    (sample,) = yield from client_sampling(client, rounds, [Targets.of_nodes(distinct)], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
     hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key, batch.nodes)
     joint: Tensor = hidden[places]
@@ -172,20 +184,21 @@ def server_request(server: Server) -> Script[int]:
 
 def _refuse_different_requests(server: Server, requested: Sequence[Requested]) -> None:
     """Refuse requests that the server cannot answer separately, because it cannot divide ciphertexts."""
-    if server.config.privacy.secure_aggregation != "ckks" or server.identity.owner >= 0:
+    if server.shapes.encodings["probabilities"].separates_rows or server.identity.owner >= 0:
         return
     if any(mask.any() and not mask.all() for mask in requested):
         names = [name for name, mask in zip(server.roster, requested, strict=True) if mask.any()]
         raise ProtocolError(
-            f"parties {', '.join(names)} requested different nodes. After training with ckks the server cannot "
-            "separate the rows of an encrypted sum; predict for one party at a time, or for the same nodes."
+            f"parties {', '.join(names)} requested different nodes. After training with "
+            f"{server.config.privacy.secure_aggregation} the server cannot separate the rows of an encrypted sum; "
+            "predict for one party at a time, or for the same nodes."
         )
 
 
 def server_prediction(
     server: Server,
     key: Key,
-    num_nodes: int,
+    num_examples: int,
     requested: Sequence[Requested] | None = None,
     present: Sequence[int] | None = None,
     *,
@@ -198,21 +211,21 @@ def server_prediction(
     """
     if server.config.train.release == "once":
         yield from server_aggregate(server)
-        yield from server_once_scores(server, key.at(server.config.model.num_layers), num_nodes, requested)
+        yield from server_once_scores(server, key.at(server.config.model.num_layers), num_examples, requested)
         return
-    if server.method.smooths:
+    if find_method(server.requested).smooths:
         yield from server_average_all(server, key)
-        yield from server_average_propagated(server, key, num_nodes, requested)
+        yield from server_average_propagated(server, key, num_examples, requested)
         return
     if not ensemble:
-        yield from _server_forward(server, key, num_nodes, present)
+        yield from _server_forward(server, key, num_examples if server.task.examples_are_nodes else None, present)
     if server.identity.owner < 0:
         place = key.at(server.config.model.num_layers)
-        yield from server_average(server, place, num_nodes, requested, present=present)
+        yield from server_average(server, place, num_examples, requested, present=present)
 
 
-def _server_forward(server: Server, key: Key, num_nodes: int, present: Sequence[int] | None) -> Script[None]:
-    """Aggregate the layers of an exact or sampled inference, if any layer aggregates."""
+def _server_forward(server: Server, key: Key, num_nodes: int | None, present: Sequence[int] | None) -> Script[None]:
+    """Aggregate the layers of an exact or sampled inference, if any; `num_nodes` is |S[L]|, or None if unknown."""
     if not server.aggregation_layers:
         return
     num_rows: Mapping[int, int | None]

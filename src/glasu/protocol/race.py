@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glasu.config import list_candidates
 from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
@@ -27,6 +28,7 @@ from glasu.protocol.state import DIVERGED, Race
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
+    from glasu.config import TrainConfig
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
@@ -40,15 +42,16 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         client: the client.
         train: trains to the last round of the current candidate.
     """
-    progress = client.progress
-    if len(client.candidates) == 1:
+    progress, num_candidates = client.progress, len(list_candidates(client.requested))
+    if num_candidates == 1:
         return
     if progress.race is None:
         key = client.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
-        own = describe_situation(client.data.party, has_labels=client.has_labels)
+        labels_nodes = client.has_labels and client.data.task.examples_are_nodes
+        own = describe_situation(client.data.party, labels_nodes=labels_nodes)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
         answer = yield from receive_answer(client, Candidates, key)
-        progress.race = _start_race(_read_positions(answer, len(client.candidates)))
+        progress.race = _start_race(_read_positions(answer, num_candidates))
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
         key = client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
@@ -59,7 +62,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
 def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
     """Server column: choose the candidates that race, serve the training of each, and announce the winner."""
     progress = server.progress
-    if len(server.candidates) == 1:
+    if len(list_candidates(server.requested)) == 1:
         return
     if progress.race is None:
         key = server.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
@@ -88,7 +91,7 @@ def choose_winner(server: Server, race: Race) -> int:
     scores = dict(zip(race.order, reversed(race.scores), strict=True))
     left = [each for each in race.order if scores[each] != DIVERGED]
     if not left:
-        listed = ", ".join(list_chosen(server.candidates, race.candidate))
+        listed = ", ".join(list_chosen(list_candidates(server.requested), race.candidate))
         raise TrainingError(
             "training diverged with all candidates of train.preset. Lower train.learning_rate, check the features, or "
             f'set {listed} yourself, with train.preset = "none".'
@@ -117,7 +120,16 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
         score = _score(role)
         race = progress.race
         progress.race = dataclasses.replace(race, finished=race.finished + 1, scores=(*race.scores, score))
-        progress.start_over(count_race_rounds(role.config.train))
+        progress.start_over(_find_last_number(role.config.train))
+
+
+def _find_last_number(train: TrainConfig) -> int:
+    """Return the last round number in the keys of a candidate that runs in the race only.
+
+    The evaluation after its last round has this number, or the evaluation of the warm ensemble
+    (`glasu.protocol.evaluation`).
+    """
+    return train.num_rounds + 2 if train.warm_start else count_race_rounds(train)
 
 
 def _score(role: Client | Server) -> float:
@@ -139,7 +151,7 @@ def _decide(role: Client | Server, winner: int) -> CandidateStarted:
     assert race is not None
     progress.race = dataclasses.replace(race, chosen=winner)
     if winner != race.candidate:
-        progress.start_over(count_race_rounds(role.config.train))
+        progress.start_over(_find_last_number(role.config.train))
         role.adopt_candidate()
     return _describe_candidate(role)
 
@@ -151,7 +163,7 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
     scores = dict(zip(reversed(race.order), race.scores, strict=False))
     own = scores.pop(race.candidate, None) if len(scores) == len(race.order) else None
     return CandidateStarted(
-        list_chosen(role.candidates, race.candidate),
+        list_chosen(list_candidates(role.requested), race.candidate),
         progress.end(role.config.train),
         chosen=race.chosen is not None,
         restarts=progress.round == 0,

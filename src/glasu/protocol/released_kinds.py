@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
-from glasu.privacy.encryption import CKKS_NAME
-from glasu.privacy.masking import name_masks
+from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.protocol.key_agreement import needs_keys
+from glasu.protocol.masked import PROOF_PROTECTION, name_verdict_protection
+from glasu.protocol.presence import list_subsets
 from glasu.protocol.sampling import list_agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
-    from glasu.config import RunConfig
+    from glasu.config import TrainConfig
     from glasu.protocol.client import Client
 
 
@@ -22,9 +24,10 @@ def list_protections(client: Client) -> dict[str, str]:
 
     If a preset leaves several candidates, these are the kinds that all of them release.
     """
-    every = [list_kinds(config, has_labels=client.has_labels) for config in client.candidates]
+    candidates = list_candidates(client.requested)
+    every = [list_kinds(config, has_labels=client.has_labels) for config in candidates]
     kinds = [kind for kind in every[0] if all(kind in other for other in every[1:])]
-    if len(client.candidates) > 1:
+    if len(candidates) > 1:
         kinds.append("situation")
     return {kind: _name_protection(client, kind) for kind in kinds}
 
@@ -33,14 +36,14 @@ def _name_protection(client: Client, kind: str) -> str:
     """Return the protection of a kind, as the ledger will name it. The keys may not be agreed on yet."""
     gate: Any = client.release
     if kind not in gate.encodings:
-        return {"key": "signed", "verdict": "sealed"}.get(kind, "none")
+        verdict = name_verdict_protection(client.identity)
+        return {"key": "signed", "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
     parts = [replace(gate.find_protection(kind), masking=None).name]
     if gate.encodings[kind].is_hidden:
         is_owner = client.identity.owner == client.identity.index
         sealed = kind == "gradient" and is_owner  # true at the last layer; the gradients of lower layers are in sums
-        encrypts = client.requested.privacy.secure_aggregation == CKKS_NAME
-        hiding = CKKS_NAME if encrypts else name_masks(blind=client.requested.privacy.blind_server)
-        parts.append("sealed" if sealed else hiding)
+        privacy = client.requested.privacy
+        parts.append("sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy))
     return "+".join(part for part in parts if part != "none") or "none"
 
 
@@ -63,14 +66,27 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds.append("gradient")
     if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
         kinds.append("probabilities")
-    return [*kinds, "key"] if needs_keys(config) and has_server(config) else kinds
+    return [*kinds, "key", "proof"] if needs_keys(config) and has_server(config) else kinds
 
 
 def count_evaluations(client: Client) -> int:
-    """Return the minimum number of exact inferences in a training: evaluations and the test."""
-    train = client.config.train
+    """Return the minimum number of exact inferences in a training: evaluations, the test and subsets of parties.
+
+    It is the number itself if neither the scores nor a race can change it.
+    """
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1
-    if train.patience or train.stop_at or len(client.candidates) > 1:
-        return 2
-    return -(-train.num_rounds // train.evaluate_every) + 1
+    subsets = sum(client.identity.index in subset for subset in list_subsets(client.requested, client.identity))
+    return min(_count_selections(each.train) for each in list_candidates(client.requested)) + 1 + subsets
+
+
+def _count_selections(train: TrainConfig) -> int:
+    """Return the minimum number of evaluations before the test."""
+    if train.stop_at:
+        return 1
+    warm = 2 if train.warm_start else 0  # the ensemble, and the joint model before round 0; patience ignores both
+    after_rounds = -(-train.num_rounds // train.evaluate_every)
+    if train.patience:
+        # Without a warm start the first evaluation sets the best score, and patience counts from the second one.
+        after_rounds = min(after_rounds, train.patience + (warm == 0))
+    return warm + after_rounds

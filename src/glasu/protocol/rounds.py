@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from glasu.config import TrainConfig
-from glasu.data.methods import evaluates_once, keeps_scores
+from glasu.data.methods import evaluates_once, find_method, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
 from glasu.protocol.combination import client_combination, server_combination
@@ -28,6 +28,7 @@ from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.inference import await_inference, client_inference, server_inference
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.label_owner import client_gradient, server_gradient
+from glasu.protocol.masked import client_comparison, server_comparison
 from glasu.protocol.messages import Losses
 from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.presence import draw_present
@@ -44,7 +45,7 @@ from glasu.protocol.sampling import (
     server_training_examples,
 )
 from glasu.protocol.update import local_update
-from glasu.protocol.warm_start import client_warm_start, server_warm_start
+from glasu.protocol.warm_start import client_warm_start, draw_common_classifier, server_warm_start
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -65,12 +66,11 @@ def client_script(client: Client) -> Script[dict[str, float]]:
     if client.stages is not None:
         yield from client_lower_stage(client, client_training)
         yield from client_release(client)
-        yield from client_training(client)
-        return (yield from client_result(client))
-    if not client.is_alone:  # otherwise the parties agree on keys after they have trained
-        yield from client_key_agreement(client)
-        client.draw_common_classifier()
-    yield from client_race(client, client_training)
+    else:
+        if not client.is_alone:  # otherwise the parties agree on keys after they have trained
+            yield from client_key_agreement(client)
+            draw_common_classifier(client)
+        yield from client_race(client, client_training)
     yield from client_training(client)
     return (yield from client_result(client))
 
@@ -94,11 +94,18 @@ def client_training(client: Client) -> Script[None]:
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:
+    """Test the selected weights, then compare the answers of the server; return the test metrics."""
+    metrics = yield from _client_measurement(client)
+    yield from client_comparison(client)
+    return metrics
+
+
+def _client_measurement(client: Client) -> Script[dict[str, float]]:
     """Test the selected weights, alone or jointly, depending on the method; return the test metrics."""
     if evaluates_once(client.requested):
         measured: dict[str, float] = yield Timed(client_final_test(client), "evaluation")
         return measured
-    if not client.method.averages:
+    if not find_method(client.requested).averages:
         metrics = yield from client_test(client)
         yield Timed(client_subsets(client), "evaluation")
         return metrics
@@ -109,16 +116,18 @@ def client_result(client: Client) -> Script[dict[str, float]]:
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     """Compute the rounds of one window."""
     progress, train = client.progress, client.config.train
+    sends_losses = not (client.is_alone or keeps_scores(client.config))
+    selects = not evaluates_once(client.config)
     for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
         losses = yield from client_round(client, sample, upcoming)
         loss = sum(losses) / len(losses) if losses else None
-        if not (client.is_alone or keeps_scores(client.config)):
+        if sends_losses:
             key = client.identity.key(Phase.TRAINING, sample.round)
             yield Send(Losses(key, client.release.numbers("losses", losses, key)))
         elif loss is not None:
             progress.losses += (loss,)
         progress.round = sample.round + 1
-        if is_evaluation_due(train, progress) and not evaluates_once(client.config):
+        if selects and is_evaluation_due(train, progress):
             yield from client_selection(client, loss)
         if is_save_due(train, progress):
             yield Save(client.state)
@@ -179,19 +188,24 @@ def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
     if server.config.train.release == "once":
         yield from server_release(server)
-        yield from server_final_test(server)
-        return
-    yield from server_key_agreement(server)
-    if server.method.averages:  # the parties train alone
-        yield from server_combination(server)
-        return
-    yield from server_race(server, server_training)
-    yield from server_training(server)
+    else:
+        yield from server_key_agreement(server)
+        if not find_method(server.requested).averages:  # otherwise the parties train alone
+            yield from server_race(server, server_training)
+            yield from server_training(server)
+    yield from server_result(server)
+
+
+def server_result(server: Server) -> Script[None]:
+    """Server column of `client_result`."""
     if evaluates_once(server.config):
         yield from server_final_test(server)
-        return
-    yield from server_test(server)
-    yield from server_subsets(server)
+    elif find_method(server.requested).averages:
+        yield from server_combination(server)
+    else:
+        yield from server_test(server)
+        yield from server_subsets(server)
+    yield from server_comparison(server)
 
 
 def server_training(server: Server) -> Script[None]:
@@ -209,6 +223,7 @@ def server_training(server: Server) -> Script[None]:
 def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], int]) -> Script[None]:
     """Serve the rounds of one window; `sizes` holds {(round, l): |S[l]|} of the agreed node sets."""
     progress, train = server.progress, server.config.train
+    receives_losses, selects = not keeps_scores(server.config), not evaluates_once(server.config)
     for index in window:
         key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
         present = draw_present(server.config, len(server.roster), index)
@@ -218,11 +233,11 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
         loss = None
-        if not keeps_scores(server.config):
+        if receives_losses:
             loss = _mean_loss(server, (yield Receive((Losses,), key)))
             progress.losses += (loss,)
         progress.round = index + 1
-        if is_evaluation_due(train, progress) and not evaluates_once(server.config):
+        if selects and is_evaluation_due(train, progress):
             yield from server_selection(server, loss)
         if is_save_due(train, progress):
             yield Save(server.state)

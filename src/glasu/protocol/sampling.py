@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from glasu.config import RunConfig
 from glasu.errors import ProtocolError
 from glasu.model.sampler import Sample, draw_batch, find_sampler
+from glasu.model.task import Targets, make_task
 from glasu.protocol.messages import Agreed, Proposal
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
@@ -53,7 +54,8 @@ def owner_sends_batches(config: RunConfig) -> bool:
 
 def owner_publishes_nodes(config: RunConfig) -> bool:
     """Return whether the label owner sends the list of training nodes once, so that no batch needs to be sent."""
-    return owner_leads(config) and find_sampler(config.train).shares_draws
+    shares_draws = find_sampler(config.train).shares_draws
+    return owner_leads(config) and shares_draws and make_task(config.train).examples_are_nodes
 
 
 def list_agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
@@ -70,19 +72,19 @@ def client_training_examples(client: Client) -> Script[NodeSet]:
     examples = client.data.training_examples()
     if owner_publishes_nodes(client.config):
         key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
-        (examples,) = yield from agree(client, key, [examples])
+        (examples,) = yield from adopt_owner_sets(client, key, [examples])
     return examples
 
 
-def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[NodeSet]:
-    """Draw S[L] for each round: the same at all clients that know the training examples, empty at the others."""
-    return [client.data.nodes_of(draw_batch(client.config, examples, index)) for index in rounds]
+def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[Targets]:
+    """Draw the batch of each round: the same at all clients that know the training examples, empty at the others."""
+    return [client.data.find_targets(draw_batch(client.config, examples, index)) for index in rounds]
 
 
 def client_sampling(
     client: Client,
     rounds: Sequence[int],
-    batches: Sequence[NodeSet],
+    batches: Sequence[Targets],
     phase: Phase = Phase.SAMPLING,
     *,
     alone: bool = False,
@@ -95,15 +97,16 @@ def client_sampling(
     Args:
         client: the client.
         rounds: the rounds to agree on.
-        batches: S[L] for each round; empty at a client that receives the batches from the label owner.
+        batches: the batch of each round; empty at a client that receives S[L] from the label owner.
         phase: SAMPLING or EVALUATION_SAMPLING.
         alone: whether no layer aggregates, so that the clients need not agree.
     """
     last, agreed = client.config.model.num_layers, [] if alone else list_agreed_layers(client.config, phase)
     key = client.identity.key(phase, rounds[0])
+    targets: Sequence[NodeSet] = [batch.nodes for batch in batches]
     if last in agreed:
-        batches = yield from agree(client, key.at(last), batches)
-    nodes: list[list[NodeSet]] = [[batch] for batch in batches]
+        targets = yield from adopt_owner_sets(client, key.at(last), targets)
+    nodes: list[list[NodeSet]] = [[each] for each in targets]
     draws: list[list[Draw]] = []
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
@@ -116,9 +119,30 @@ def client_sampling(
         for sets, united in zip(nodes, found, strict=True):
             sets.insert(0, united)
     return [
-        Sample(index, tuple(sets), tuple(drawn[position] for drawn in draws))
-        for position, (index, sets) in enumerate(zip(rounds, nodes, strict=True))
+        Sample(index, tuple(sets), tuple(drawn[position] for drawn in draws), batch)
+        for position, (index, sets, batch) in enumerate(zip(rounds, nodes, batches, strict=True))
     ]
+
+
+def adopt_owner_sets(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list[NodeSet]]:
+    """Return the node sets of the label owner, which sends them to the other clients.
+
+    Args:
+        client: the client.
+        key: the key of the exchange.
+        node_sets: the sets of the label owner; empty sets at the other clients.
+
+    Raises:
+        ProtocolError: this client is the label owner, and the agreed sets contain nodes of other clients. It would
+            train or evaluate with the labels of these nodes.
+    """
+    agreed = yield from agree(client, key, node_sets)
+    if client.has_labels and [len(nodes) for nodes in agreed] != [len(nodes) for nodes in node_sets]:
+        raise ProtocolError(
+            f"party {client.name!r}, {key}: the agreed sets contain nodes that this party did not propose. Only the "
+            "label owner chooses these nodes; check the other parties and the server."
+        )
+    return agreed
 
 
 def agree(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list[NodeSet]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from glasu.config import RunConfig, list_candidates
-from glasu.data.methods import find_method
 from glasu.errors import ConfigError, GlasuError, ProtocolError
 from glasu.model.aggregation import Aggregation, make_aggregation
 from glasu.model.sampler import find_sampler
@@ -44,9 +43,8 @@ class Server:
             run: the id of the run.
         """
         self.roster, self.sizes = tuple(roster), sizes
-        self.requested, self.candidates = config, list_candidates(config)
-        self.config = self.candidates[0]  # the settings of the current candidate
-        self.method = find_method(config)
+        self.requested = config
+        self.config = list_candidates(config)[0]  # the settings of the current candidate
         self.identity = Identity(self.roster, config.train.labels, SERVER, run)
         self.aggregation = make_aggregation(config.model, len(roster))
         self.sampler = find_sampler(config.train)
@@ -64,7 +62,7 @@ class Server:
         """Use the settings of the candidate that the progress names."""
         race = self.progress.race
         self.identity.earlier_rounds = self.progress.earlier_rounds
-        self.config = self.candidates[0 if race is None else race.candidate]
+        self.config = list_candidates(self.requested)[0 if race is None else race.candidate]
 
     def make_aggregation(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation over some clients; None: over all."""

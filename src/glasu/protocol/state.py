@@ -146,10 +146,18 @@ class Progress:
         """Return the number of rounds of the current candidate: in a race fewer than `train.num_rounds`."""
         return count_race_rounds(train) if self.is_racing else train.num_rounds
 
-    def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate, after one with at most this number of rounds."""
-        # The last evaluation of a candidate has the key of round `num_rounds`, so the next candidate starts after it.
-        self.earlier_rounds += num_rounds + 1
+    def mark_divergence(self) -> bool:
+        """Mark the training as diverged; return whether the run continues, which is the case in a race.
+
+        A candidate that diverges loses the race. All roles learn this in the next evaluation. Until then a client
+        sends finite placeholder values, so that the others need not wait for it.
+        """
+        self.diverged = self.is_racing
+        return self.diverged
+
+    def start_over(self, last: int) -> None:
+        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        self.earlier_rounds += last + 1
         self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
@@ -173,10 +181,10 @@ class ClientProgress(Progress):
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
-    def start_over(self, num_rounds: int) -> None:
-        """Begin with another candidate. The one before had at most this number of rounds."""
-        super().start_over(num_rounds)
-        self.best_weights = {}
+    def start_over(self, last: int) -> None:
+        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        super().start_over(last)
+        self.best_weights, self.warm_steps = {}, 0
 
 
 @dataclass(frozen=True, eq=False)

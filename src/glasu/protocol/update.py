@@ -75,13 +75,14 @@ def local_update(
         value = sum((constant * step.partials[layer]).sum().item() for layer, constant in from_others.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
-    learner.set_weights(learner.fixed)
+    if learner.fixed:
+        learner.set_weights(learner.fixed)
     return value
 
 
 def check_loss(client: Client, value: float, round_index: int) -> float:
     """Return the loss; raise TrainingError if it is not finite, except in a race."""
-    if not math.isfinite(value) and not client.mark_divergence():
+    if not math.isfinite(value) and not client.progress.mark_divergence():
         when = f"round {round_index}" if round_index >= 0 else f"warm start, {-round_index} steps before round 0"
         raise TrainingError(
             f"party {client.name!r}, {when}: the loss is {value}; training diverged. Lower train.learning_rate."

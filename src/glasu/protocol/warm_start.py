@@ -50,6 +50,13 @@ def server_warm_start(server: Server) -> Script[None]:
         yield from server_selection(server, None)
 
 
+def draw_common_classifier(client: Client) -> None:
+    """Derive the classifier of a warm start from the run key, unless a step has been taken."""
+    progress = client.progress
+    if client.config.train.warm_start and not (progress.position or progress.warm_steps):
+        client.begin(client.config, client.data)
+
+
 def take_warm_steps(client: Client) -> Script[None]:
     """Train alone against the fixed classifier. The optimizer then starts again, as in a run without warm start."""
     progress, train, learner = client.progress, client.config.train, client.learner
@@ -68,7 +75,7 @@ def take_warm_steps(client: Client) -> Script[None]:
         if progress.warm_steps == train.warm_start:
             learner.forget_gathered()
             learner.optimizer.restore({})
-        if is_warm_save_due(train, progress.warm_steps):
+        if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # a race saves rounds only
             yield Save(client.state)
         yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
 

@@ -40,6 +40,7 @@ class Encoding(ABC):
     name: str
     is_exact = False  # whether receivers decode the encoded values bit for bit
     is_hidden = False  # whether the server receives masked or encrypted numbers, which it can add but not check
+    separates_rows = True  # whether the server can select some rows of an encoded tensor
 
     @property
     @abstractmethod
@@ -225,7 +226,7 @@ class Int8(Encoding):
         if error := self._find_dtype_error(payload):
             return error
         if payload.shape[1] == 0 or payload.shape[1] % block:
-            return f"expected rows of one or more times {block} bytes, got {payload.shape[1]}"
+            return f"expected rows whose size is a positive multiple of {block} bytes, got {payload.shape[1]}"
         if error := _find_width_error(columns, payload.shape[1] // block * self.width):
             return error
         steps = self._steps(payload)
@@ -400,6 +401,7 @@ class Ciphertexts(Ring):
 
     name: str = "ckks"
     parameters: CkksParameters = CKKS
+    separates_rows = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -412,7 +414,7 @@ class Ciphertexts(Ring):
 
     def count_ciphertexts(self, rows: int, columns: int) -> int:
         """Return the number of ciphertexts of one message."""
-        return -(-rows * columns * self.bits // (32 * self.parameters.slots))
+        return -(-rows * columns * self.bits // (32 * self.parameters.words))
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
         if error := self._find_dtype_error(payload):
@@ -436,7 +438,7 @@ class Ciphertexts(Ring):
         """Return coefficients in place of the numbers: all that a role without the key has, such as an attacker."""
         rows, columns = self.find_shape(payload)
         coefficients: Array = payload[:, SHAPE_WORDS:].reshape(-1)[: rows * columns].astype(np.int64)
-        return coefficients.reshape(rows, columns)
+        return coefficients.reshape(rows, max(columns, 0))
 
     def find_shape(self, payload: Array) -> tuple[int, int]:
         return (int(payload[0, 0]), int(payload[0, 1])) if len(payload) else (0, UNKNOWN_COLUMNS)
@@ -477,7 +479,7 @@ class Ciphertexts(Ring):
         return self.count_bytes(1, columns)
 
 
-UNKNOWN_COLUMNS = 0  # a message without ciphertexts does not show its columns
+UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
 SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
 COEFFICIENT = np.dtype("<u8")
 _HIGH = np.float32(127)
@@ -529,9 +531,6 @@ ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
     "fp64": _plain,
 }
 
-# By privacy.secure_aggregation.
-HIDDEN_ENCODINGS: dict[str, type[Ring]] = {"masks": Ring, "ckks": Ciphertexts}
-
 
 def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
@@ -553,7 +552,8 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
     encodings = {**encodings, "owner gradient": encodings["gradient"]}
-    if (hiding := HIDDEN_ENCODINGS.get(config.privacy.secure_aggregation)) is not None:
+    hiding: type[Ring] | None = config.privacy.way_to_hide.encoding
+    if hiding is not None:
         ring = hiding(RING_BITS[config.wire.precision], num_clients)
         encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": hiding(32, num_clients)}
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
