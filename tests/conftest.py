@@ -8,8 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from glasu.pki.tls import require_tls_1_3
+
+# No test fails because the machine is busy. CI tries the same examples every time; other runs try new ones.
+settings.register_profile(
+    "glasu", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("glasu")
 
 require_tls_1_3()  # before a test file imports grpc
 

@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glasu.config import RunConfig
 from glasu.data.folders import write_party
+from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from support.kits import make_kits, make_pinned_kits, simulate_with_secrets
 from support.server_environment import GLASU, link_packages
@@ -87,6 +89,26 @@ class Run:
     def join(self, name: str, port: int, *more: object) -> None:
         self.start(name, "join", self.folder / "parties" / name, "--server", f"localhost:{port}", *more)
 
+    def prepare(self, settings: str, make: Callable[[Path, list[str]], None]) -> list[PartyData]:
+        """Write the run file, the folders of the parties and the kits; return the parties."""
+        (self.folder / "run.toml").write_text(settings)
+        parties = load_parties(RunConfig.from_toml(self.folder / "run.toml"))
+        for party in parties:
+            write_party(party, self.folder / "parties" / party.name)
+        make(self.folder / "kits", [party.name for party in parties])
+        return parties
+
+    def train(self, parties: list[PartyData]) -> dict[str, Any]:
+        """Train to the end, compare the weights with a run in one process, and return the server's report."""
+        port = self.serve()
+        for party in parties:
+            self.join(party.name, port)
+        self.finish()
+        report: dict[str, Any] = json.loads((self.folder / "runs" / "server" / "report.json").read_text())
+        config = RunConfig.from_toml(self.folder / "run.toml")
+        assert report["weights_sha256"] == list(simulate_with_secrets(parties, config).report.weights_sha256)
+        return report
+
     def finish(self) -> None:
         """Wait until every role has exited with code 0."""
         for name, process in self.running.items():
@@ -110,19 +132,8 @@ def test_a_server_without_torch_serves_a_training_and_a_prediction(whole_run, tm
     settings = (
         SMALL.replace("[model]", "num_clients = 2\n[model]") + "aggregation_layers = [1]\n[train]\nnum_rounds = 3\n"
     )
-    (tmp_path / "run.toml").write_text(settings)
-    config = RunConfig.from_toml(tmp_path / "run.toml")
-    parties = load_parties(config)
-    for party in parties:
-        write_party(party, tmp_path / "parties" / party.name)
-    make_kits(tmp_path / "kits", [party.name for party in parties], ["localhost"])
-
-    port = whole_run.serve()
-    for party in parties:
-        whole_run.join(party.name, port)
-    whole_run.finish()
-    report = json.loads((tmp_path / "runs" / "server" / "report.json").read_text())
-    assert report["weights_sha256"] == list(simulate_with_secrets(parties, config).report.weights_sha256)
+    parties = whole_run.prepare(settings, make_kits)
+    report = whole_run.train(parties)
     assert "torch" not in report["versions"]
 
     ids = tmp_path / "ids.csv"
@@ -134,17 +145,7 @@ def test_a_server_without_torch_serves_a_training_and_a_prediction(whole_run, tm
     assert json.loads((tmp_path / "runs" / "server" / "prediction.json").read_text())["nodes"] == 3
 
 
-def test_a_server_without_tenseal_adds_ciphertexts(whole_run, tmp_path):
+def test_a_server_without_tenseal_adds_ciphertexts(whole_run):
     keys = 'aggregation_layers = [1]\n[train]\nnum_rounds = 2\n[privacy]\nsecure_aggregation = "ckks"\n'
-    (tmp_path / "run.toml").write_text(SMALL.replace("[model]", "num_clients = 3\n[model]") + keys)
-    config = RunConfig.from_toml(tmp_path / "run.toml")
-    parties = load_parties(config)
-    for party in parties:
-        write_party(party, tmp_path / "parties" / party.name)
-    make_pinned_kits(tmp_path / "kits", [party.name for party in parties], ["localhost"])
-    port = whole_run.serve()
-    for party in parties:
-        whole_run.join(party.name, port)
-    whole_run.finish()
-    report = json.loads((tmp_path / "runs" / "server" / "report.json").read_text())
-    assert report["weights_sha256"] == list(simulate_with_secrets(parties, config).report.weights_sha256)
+    settings = SMALL.replace("[model]", "num_clients = 3\n[model]") + keys
+    whole_run.train(whole_run.prepare(settings, make_pinned_kits))

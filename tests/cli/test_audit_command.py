@@ -43,7 +43,10 @@ def test_a_broken_chain_is_one_line_and_exit_code_1(world, tmp_path):
     (tmp_path / "ledger").mkdir()
     lines = (world / "run" / "ledger" / "b.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "ledger" / "b.jsonl").write_bytes(b"".join(lines[:3] + lines[4:]))
-    refused(glasu("audit", tmp_path), "b.jsonl, line 4: does not follow from the records before it", code=1)
+    done = glasu("audit", tmp_path)
+    refused(done, "b.jsonl, line 4: does not follow from the records before it", code=1)
+    assert ".;" not in done.stderr
+    assert ".." not in done.stderr
 
 
 def test_a_folder_without_ledgers_is_one_line_and_exit_code_2(world, tmp_path):
@@ -125,3 +128,5 @@ def test_the_ledgers_hold_every_byte_that_left(keys, tmp_path):
     audited = glasu("audit", tmp_path / "run")
     assert audited.returncode == 0, audited.stderr
     assert "FAILED" not in audited.stdout
+    for text in (audited.stdout, (tmp_path / "run" / "audit.html").read_text()):
+        assert ("epsilon 4.38 if a row becomes zero" in text) == ("dp" in keys.values())

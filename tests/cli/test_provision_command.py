@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from glasu.cli.main import build_parser
 from glasu.pki.kit import open_kit
 from glasu.pki.refusal import find_refusal
 from support.commands import GLASU, glasu, refused
@@ -239,3 +240,11 @@ def test_a_wrong_call_is_refused_in_one_line(words, said, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     refused(glasu("provision", *words), said)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("action", ["request", "sign", "pin", "secret"])
+def test_the_help_of_an_action_describes_it_and_has_a_valid_example(action):
+    said = glasu("provision", action, "--help").stdout
+    example = re.search(r"example: glasu (provision .*)", said)[1]
+    assert build_parser().parse_args(example.split()).action == action
+    assert len(said.partition("\n\n")[2].partition("positional arguments:")[0].partition("options:")[0]) > 100

@@ -178,7 +178,7 @@ def test_a_refused_party_is_absent_after_the_same_time_and_the_line_says_why_it_
     office.prepare("a")
     office.prepare("c")
     b = office.connect("b")
-    wait_for(lambda: office.session.connected()["b"])
+    wait_for(lambda: office.session.list_connected()["b"])
     with office.session.roster.changed:
         office.session.host.expel(office.session.roster.peers["b"], "its clock is wrong")
     b.end()

@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from glasu.data.tables import write_table
+from glasu.network.alignment_party import AlignmentParty
 from glasu.network.join import PartyPerformer
 from glasu.network.training_party import TrainingParty
 from glasu.privacy.policy import Policy
@@ -86,9 +89,19 @@ def read_files(*folders: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-def test_no_canary_leaves_a_party(kits, tmp_path):
-    config, parties = tiny(sampler="neighbor", features="auto")
-    cluster = Cluster(config, [plant(party) for party in parties], kits, tmp_path)
+MASKS = {"secure_aggregation": "masks"}
+RUNS = {
+    "plain": ({"sampler": "neighbor", "features": "auto"}, {}),
+    "masks": ({"features": "auto", "precision": "int8"}, {**MASKS, "blind_server": True}),
+    "masks, one owner": ({"features": "auto", "labels": "b"}, MASKS),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_canary_leaves_a_party(name, pinned, tmp_path):
+    keys, privacy = RUNS[name]
+    config, parties = tiny(**keys)
+    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned, tmp_path)
     role = type("RecordingParty", (RecordingParty,), {"everything": []})
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=1000), "digest")
     server = cluster.serve()
@@ -98,24 +111,89 @@ def test_no_canary_leaves_a_party(kits, tmp_path):
     server.outcome()
     assert len(role.everything) > 30
     assert [found for content in role.everything if (found := find_canaries(content))] == []
-    stored = read_files(tmp_path / "server")
+    assert_clean(cluster, *(tmp_path / name for name in "abc"))
+    for name in "abc":
+        for file in ("report.json", "joining.json"):
+            assert find_canaries((tmp_path / name / file).read_bytes()) == []
+
+
+def assert_clean(cluster, *parties):
+    """Find no canary at the server, in the logs, and in the ledgers of the parties and their audits."""
+    stored = read_files(cluster.folder / "server")
+    assert stored
     assert {path: found for path, content in stored.items() if (found := find_canaries(content))} == {}
     assert find_canaries("\n".join(line for lines in cluster.lines.values() for line in lines).encode()) == []
-    for name in "abc":
-        for file in ("ledger.jsonl", "report.json", "joining.json"):
-            assert find_canaries((tmp_path / name / file).read_bytes()) == []
-        audit = audit_folder(tmp_path / name)
+    for folder in parties:
+        assert find_canaries((folder / "ledger.jsonl").read_bytes()) == []
+        audit = audit_folder(folder)
         assert audit.failures == []
         assert find_canaries((render_text(audit) + render_page(audit, NOW)).encode()) == []
 
 
-def test_no_canary_is_in_an_error_of_a_stopped_run(kits, tmp_path):
+class RecordingAlignment(AlignmentParty):
+    """Keeps everything that a party of an alignment states outside of messages."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.sent = []
+
+    def hello(self):
+        return self.note(super().hello())
+
+    def statement(self):
+        return self.note(super().statement())
+
+    def note(self, payload):
+        self.sent.append(json.dumps(payload).encode())
+        return payload
+
+
+def write_planted_folder(folder, party, first):
+    """Write the tables of a planted party, whose ids begin with this number."""
+    planted = plant(party)
+    ids = [f"{ID}{number:04d}" for number in range(first, first + party.num_nodes)]
+    columns = {"id": ids, **{f"x{at}": planted.features[:, at] for at in range(planted.num_features)}}
+    source, target = planted.graph.edge_index()
+    folder.mkdir(parents=True)
+    write_table(columns, folder / "nodes.parquet")
+    write_table({"source": [ids[at] for at in source], "target": [ids[at] for at in target]}, folder / "edges.parquet")
+    (folder / "party.toml").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("max_ids", [1000, 20], ids=["done", "refused"])
+def test_no_canary_leaves_a_party_in_an_alignment(max_ids, kits, tmp_path):
+    config, parties = tiny(chunk_rows=7)
+    folders = [write_planted_folder(tmp_path / each.name, each, first) for first, each in enumerate(parties)]
+    cluster, made = Cluster(config, (), kits, tmp_path), []
+
+    def open_party(*args):
+        made.append(RecordingAlignment(*args))
+        return made[-1]
+
+    server = cluster.serve_alignment()
+    roles = [
+        cluster.align_with(*each, max_ids=max_ids, performer=Recording, role=open_party)
+        for each in zip("abc", folders, strict=True)
+    ]
+    errors = [role.error() for role in (*roles, server)]
+    assert [error is None for error in errors] == [max_ids == 1000] * 4
+    assert find_canaries("\n".join(map(str, errors)).encode()) == []
+    sent = [content for party in made for content in party.sent]
+    assert len(sent) > (30 if max_ids == 1000 else 5)
+    assert [found for content in sent if (found := find_canaries(content))] == []
+    assert_clean(cluster, *folders)
+
+
+@pytest.mark.parametrize("privacy", [{}, MASKS], ids=["plain", "masks"])
+def test_no_canary_is_in_an_error_of_a_stopped_run(privacy, pinned, tmp_path):
     config, parties = tiny()
-    cluster = Cluster(config, [plant(party) for party in parties], kits, tmp_path)
+    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=1), "digest")
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
     b = cluster.join("b", policy=policy)
     for role in (server, a, b, c):
+        assert "max_releases_per_row = 1" in str(role.error())
         assert find_canaries(str(role.error()).encode()) == []
     assert find_canaries("\n".join(line for lines in cluster.lines.values() for line in lines).encode()) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,22 +14,14 @@ from glasu.network.training_party import TrainingParty
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import RoundDone, Send
 from glasu.runtime.trained_model import TrainedModel
-from support.cluster import Cluster
-from support.kits import make_pinned_kits, simulate_with_secrets
+from support.cluster import Cluster, list_weights
+from support.kits import simulate_with_secrets
 from support.masks import encrypted, masked
 from support.processes import SMALL_RUN, Processes
 from support.roles import Killed
 from support.tiny import tiny
 
 ONCE = {"release": "once", "aggregation_layers": (1,), "dp_noise_multiplier": 1.0}
-
-
-@pytest.fixture(scope="module")
-def pinned(tmp_path_factory) -> Path:
-    """Return kits whose keys are pinned everywhere."""
-    out = tmp_path_factory.mktemp("pinned")
-    make_pinned_kits(out, ["a", "b", "c"], ["localhost", "127.0.0.1"])
-    return out
 
 
 @pytest.mark.parametrize(
@@ -42,8 +33,8 @@ def test_the_run_over_the_network_is_the_run_in_one_process_and_that_of_masks(ke
     config, parties = tiny(num_rounds=2, **keys)
     served, reports = Cluster(encrypted(config), parties, pinned, tmp_path).run()
     simulated = simulate_with_secrets(parties, encrypted(config)).report
-    assert served.weights_sha256 == simulated.weights_sha256
-    assert served.weights_sha256 == simulate_with_secrets(parties, masked(config)).report.weights_sha256
+    assert list_weights(reports) == simulated.weights_sha256
+    assert list_weights(reports) == simulate_with_secrets(parties, masked(config)).report.weights_sha256
     found, expected = (dict(each.traffic.by_kind) for each in (served, simulated))
     assert found.pop("keys") > expected.pop("keys")  # offers with certificates are longer
     assert found == expected
@@ -68,25 +59,21 @@ def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_sa
     server = cluster.serve()
     others = [cluster.join(name) for name in "bc"]
     assert isinstance(cluster.join("a", role=Dying).error(), Killed)  # the party that makes the key
-    cluster.join("a").outcome()
-    for role in others:
-        role.outcome()
+    reports = {
+        "a": cluster.join("a").outcome(),
+        **{name: role.outcome() for name, role in zip("bc", others, strict=True)},
+    }
     simulated = simulate_with_secrets(parties, masked(config)).report
-    assert server.outcome().weights_sha256 == simulated.weights_sha256
+    server.outcome()
+    assert list_weights(reports) == simulated.weights_sha256
 
 
+@pytest.mark.slow  # the roles of test_a_party_that_is_killed_comes_back are threads of one process
 def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(pinned, tmp_path):
     settings = SMALL_RUN.format(rounds=40).replace('"neighbor"', '"shared"')
     roles = Processes(tmp_path, pinned, settings + '[privacy]\nsecure_aggregation = "ckks"\n')
     try:
-        roles.listen()
-        for name in "abc":
-            roles.start(name)
-        roles.wait(lambda: roles.rounds("server") >= 5)
-        roles.kill("a")
-        roles.wait(lambda: roles.rounds("server") >= 12)
-        roles.kill("server")
-        report = roles.finish()
+        report = roles.run_with_kills("a")
     finally:
         roles.stop()
     simulated = simulate_with_secrets(roles.parties, roles.config).report

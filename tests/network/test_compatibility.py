@@ -132,8 +132,8 @@ def test_the_dry_run_collects_all_differences_at_once():
     assert {check: finding.level for check, finding in found.items()} == dict.fromkeys(
         ("versions", "ids", "labels"), "bad"
     )
-    assert "a = c differs from b" in found["ids"].said
-    assert "splits (SHA-256): a = b differs from c" in found["labels"].said
+    assert "a = c differs from b" in found["ids"].text
+    assert "splits (SHA-256): a = b differs from c" in found["labels"].text
 
 
 def test_equal_facts_are_good_findings():
@@ -145,7 +145,7 @@ def test_a_party_without_data_is_a_warning_and_the_others_are_compared():
     bare = facts(nodes=None, id_kind=None, id_set=None, id_order=None, classes=None)
     found = collect_findings(facts(), {"a": facts(), "b": bare, "c": facts()})
     assert ("ids", "warning") in {(finding.check, finding.level) for finding in found}
-    assert any("common ids, in the same order at a, c" in finding.said for finding in found)
+    assert any("common ids, in the same order at a, c" in finding.text for finding in found)
 
 
 def test_a_comparison_has_two_columns():
@@ -208,8 +208,12 @@ def told(change):
 @pytest.mark.parametrize(
     ("change", "field", "advice"),
     [
-        (other_ids, "ids in their order", "the ids are the same, but in another order"),
-        (foreign_ids, "set of ids", "the sets of ids differ: list only the common ids"),
+        (other_ids, "ids in their order", "the ids are the same, but in another order: run glasu align"),
+        (
+            foreign_ids,
+            "set of ids",
+            "the sets of ids differ: run glasu align at every party, or list only the common ids",
+        ),
         (other_splits, "splits (SHA-256)", "make labels and splits equal"),
         (other_classes, "class names (SHA-256)", "name one party in train.labels"),
     ],

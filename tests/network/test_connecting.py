@@ -14,7 +14,7 @@ from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.control import PROTOCOL, ProposedAttempt
-from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, Channel, pack_frame
+from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, ROOM, WINDOW, Channel, pack_frame
 from glasu.network.handshake import Code, RefusalError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
@@ -336,7 +336,7 @@ def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
     while last != held.waiting:
         last = held.waiting
         time.sleep(0.3)
-    assert 20 << 20 < last < 32 << 20
+    assert ROOM < last < ROOM + WINDOW + (4 << 20)
     session.close()
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from glasu import errors
-from glasu.errors import GlasuError, ProtocolError, get_code
+from glasu.errors import ConfigError, GlasuError, ProtocolError, get_code
 from glasu.network.control import (
     CONTROLS,
     PROTOCOL,
@@ -29,10 +29,17 @@ from glasu.network.control import (
     pack_control,
     read_control,
 )
-from glasu.network.frames import CONTROL_BYTES
-from glasu.network.handshake import Code
+from glasu.network.frames import CONTROL_BYTES, MAX_PIECE
+from glasu.network.handshake import Code, FarewellPayload
+from glasu.network.id_keys import IdKeys, IdTag
+from glasu.network.signatures import SignedHead, make_signer, sign_statement
+from glasu.pki.identity import MAX_PARTIES, check_roster
+from glasu.pki.kit import open_kit
+from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.state import Progress, Race
+from glasu.records import to_plain
 from support import controls
+from support.kits import make_kits
 
 MESSAGES = [
     Hello(process="p", received=3, payload={"x": [1, None]}, server="s"),
@@ -94,7 +101,8 @@ def test_every_error_has_a_code_of_its_own_and_a_refusal_has_one_of_the_list():
 
 
 def test_a_run_at_its_beginning_does_not_continue():
-    assert describe_start(None) == describe_start(Progress()) == "starting with the first round"
+    assert describe_start(None) == "starting"  # a prediction or an alignment has no rounds
+    assert describe_start(Progress()) == "starting with the first round"
     assert describe_start(Progress(round=4)) == "continuing after round 4"
 
 
@@ -103,3 +111,27 @@ def test_a_run_that_continues_in_a_race_names_the_candidate():
     assert describe_start(racing) == "continuing after round 2 of candidate 2 of 3 in the race"
     decided = Progress(round=9, race=Race((1, 0, 2), finished=2, chosen=0), earlier_rounds=21)
     assert describe_start(decided) == "continuing after round 9"
+
+
+def test_signed_statements_of_the_most_parties_with_the_longest_names_fit_into_a_frame(tmp_path):
+    long_name = "\u00e9" * 100  # six bytes per character in JSON, and in the certificate
+    make_kits(tmp_path, [long_name], ["localhost"])
+    signer = make_signer(open_kit(tmp_path / long_name))
+    ends = [chr(0xE0 + index // 8) + chr(0xE0 + index % 8) for index in range(MAX_PARTIES)]
+    names = tuple(long_name[2:] + end for end in ends)
+    check_roster(names)
+    head = LedgerHead(ledger="f" * 64, length=2**53, chain="f" * 64)
+    heads = dict.fromkeys(names, SignedHead(head, sign_statement(signer, ["x"])))
+    proposal = ProposedAttempt(2**31 - 1, 2**32 - 1, names, "f" * 64, heads)
+    assert read_control(pack_control(proposal), MAX_PIECE) == proposal
+    assert len(pack_control(Goodbye(to_plain(FarewellPayload(ledgers=heads))))) <= MAX_PIECE
+    shares = dict.fromkeys(names, IdKeys(long_name, signer).share)
+    assert len(pack_control(StatementRequest(shares))) <= MAX_PIECE
+    tags = [to_plain(IdTag(name, "f" * 64, "f" * 64, "f" * 64)) for name in names[1:]]
+    stated = Statement({"facts": {"id_tags": tags}, "ledger": to_plain(heads[names[0]])})
+    assert len(pack_control(stated)) + 4096 <= CONTROL_BYTES  # the other facts need less than 4 KiB
+
+
+def test_more_parties_than_fit_are_refused_when_kits_are_made():
+    with pytest.raises(ConfigError, match=f"{MAX_PARTIES + 1} are too many for one run; name at most {MAX_PARTIES}"):
+        check_roster([f"p{index}" for index in range(MAX_PARTIES + 1)])

@@ -63,8 +63,10 @@ def fill_disk(monkeypatch, folder, words=""):
     monkeypatch.setattr("os.fsync", fsync)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("round_index", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "round_index"),
+    [("full", 0), ("neighbor, labels at one party", 1), ("shared, labels at one party", 0), ("every second round", 1)],
+)
 def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, tmp_path):
     config, parties = tiny(**CASES[name])
     cluster = Cluster(config, parties, kits, tmp_path)
@@ -99,7 +101,7 @@ def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tm
     server, roles = cluster.serve(observer=killing(RoundDone, 1)), [cluster.join(name) for name in "abc"]
     assert isinstance(server.error(), Killed)
     elsewhere = Cluster(config, parties, kits, tmp_path / "elsewhere", cluster.port)
-    wrong = elsewhere.serve(wait=8.0)
+    wrong = elsewhere.serve(wait=5.0)
     for name in "abc":
         cluster.until(name, "it does not serve run")
     assert "Check the server's --out" in str(wrong.error())
@@ -295,14 +297,13 @@ def test_a_party_that_repeats_its_last_round_is_not_finished_meanwhile(kits, tmp
 def test_an_absent_party_is_named(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(wait=13.0)
+    server = cluster.serve(wait=3.0)
     a = cluster.join("a")
     for role in (server, a):
         error = role.error()
         assert isinstance(error, (AbsenceError, TrainingError))
         assert error.exit_code == 1  # the input was good
-        assert "waited 13 s for b, c to join" in str(error)
-    assert any("waiting for b, c to join for 1" in line for line in cluster.lines["a"])
+        assert "waited 3 s for b, c to join" in str(error)
 
 
 def test_without_a_server_a_party_says_so(kits, tmp_path):
@@ -432,7 +433,7 @@ def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve(observer=killing(RoundDone, 1))
-    roles = [cluster.join(name, wait=8.0) for name in "abc"]
+    roles = [cluster.join(name, wait=3.0) for name in "abc"]
     for role in (server, *roles):
         assert isinstance(role.error(), (Killed, TransportError))
     other = config.replace(train={"seed": 5})
@@ -558,7 +559,11 @@ def test_commands_given_again_after_the_end_do_nothing(kits, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("report.json")}
     assert len(before) == 4
     assert cluster.join("a").outcome() == reports["a"]
-    assert cluster.serve().outcome() is None
+
+    class Brief(TrainingServer):
+        goodbye_seconds = 0.5
+
+    assert cluster.serve(Brief).outcome() is None
     assert {path: path.read_bytes() for path in tmp_path.rglob("report.json")} == before
     assert not list(tmp_path.rglob("*.checkpoint"))
     assert served.to_dict()["weights_sha256"] == [report["weights_sha256"][0] for report in reports.values()]

@@ -24,7 +24,7 @@ from glasu.protocol.messages import (
     TensorMessage,
     Waiting,
 )
-from glasu.protocol.requests import Send
+from glasu.protocol.requests import RoundDone, Send
 from glasu.runtime.checkpointing import Store, to_arrays
 from glasu.wire.message_key import Phase
 from support.cluster import Cluster
@@ -143,6 +143,12 @@ def all_attacks():
             yield pytest.param(name, attack, id=f"{name}: {attack}", marks=marks)
 
 
+def first_attacks():
+    """Return the first attack of each target that is in `all_attacks` without the mark `slow`."""
+    quick = [param.values for param in all_attacks() if not param.marks]
+    return [(name, next(attack for target, attack in quick if target == name)) for name in dict(quick)]
+
+
 def changing(target, change, sent):
     """Return a performer that changes the first message that matches, and notes it in `sent`."""
 
@@ -176,12 +182,12 @@ def load_checkpoints(cluster):
     return found
 
 
-@pytest.mark.parametrize(("name", "attack"), list(all_attacks()))
-def test_an_invalid_message_ends_the_run_for_all_and_changes_nothing(name, attack, kits, tmp_path):
+def attack_run(name, attack, kits, folder):
+    """Let party b send an invalid message in a run, and return the cluster after its end."""
     target = TARGETS[name]
     change, expected = attacks_on(name)[attack]
     config, parties = tiny(**target.keys)
-    cluster, sent = Cluster(config, parties, kits, tmp_path), []
+    cluster, sent = Cluster(config, parties, kits, folder), []
     server = cluster.serve()
     performers = {"b": changing(target, change, sent)}
     roles = [cluster.join(party, performer=performers.get(party, PartyPerformer)) for party in "abc"]
@@ -192,10 +198,46 @@ def test_an_invalid_message_ends_the_run_for_all_and_changes_nothing(name, attac
         assert "party 'b'" in str(error)
         assert re.search(expected, str(error)), str(error)
     assert len(sent) == 1
-    saved = load_checkpoints(cluster)
+    return cluster
+
+
+def run_first_round(kits, folder, **keys):
+    """Return the cluster of an honest run that the server ended after its first round."""
+    config, parties = tiny(**keys)
+    cluster = Cluster(config, parties, kits, folder)
+
+    def stop(event):
+        if isinstance(event, RoundDone):
+            cluster.serving[-1].stop("enough")
+
+    for role in (cluster.serve(observer=stop), *(cluster.join(name) for name in "abc")):
+        assert "enough" in str(role.error())
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def honest_checkpoints():
+    """Return the checkpoints of honest runs after their first round, by their settings."""
+    return {}
+
+
+@pytest.mark.parametrize(("name", "attack"), list(all_attacks()))
+def test_an_invalid_message_ends_the_run_for_all_and_changes_nothing(name, attack, honest_checkpoints, kits, tmp_path):
+    saved = load_checkpoints(attack_run(name, attack, kits, tmp_path / "attacked"))
+    keys = TARGETS[name].keys
+    if str(keys) not in honest_checkpoints:
+        honest_checkpoints[str(keys)] = load_checkpoints(run_first_round(kits, tmp_path / "honest", **keys))
+    expected = honest_checkpoints[str(keys)]
+    assert expected.keys() >= {(role, 1) for role in ("server", "a", "b", "c")}
     assert {index for _, index in saved} <= {1}  # no role has completed the round of the attack
+    assert saved == {place: expected[place] for place in saved}
+
+
+@pytest.mark.parametrize(("name", "attack"), first_attacks())
+def test_after_an_invalid_message_the_same_commands_without_it_end_as_if_it_had_not_come(name, attack, kits, tmp_path):
+    cluster = attack_run(name, attack, kits, tmp_path)
     report, _ = cluster.run()  # now every party is honest
-    assert_same_end(report, simulate_with_secrets(parties, config).report)
+    assert_same_end(report, simulate_with_secrets(cluster.parties, cluster.config).report)
 
 
 @pytest.mark.parametrize("attack", ["NaN", "a row less", "another round", "another sender"])

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.facts import collect_party_facts, list_pairs_without_tags, resolve_tags
-from glasu.network.id_keys import IdKeys
+from glasu.network.id_keys import IdKeys, IdShare
+from glasu.network.signatures import Signature, make_signer, sign_statement
+from glasu.network.training_server import TrainingServer
+from glasu.pki.kit import open_kit
+from glasu.pki.pins import PINS, add_pins
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
 from support.tiny import assert_same_end, tiny, tiny_parties
@@ -24,40 +31,45 @@ def named(parties, **ids):
     return [replace(party, ids=ids.get(party.name, usual)) for party in parties]
 
 
-def state(parties):
+def make_keys(kits, name):
+    """Return the keys of a process of a party."""
+    return IdKeys(name, make_signer(open_kit(kits / name)))
+
+
+def state(kits, parties):
     """Return the facts of all parties after the server has passed the shares on."""
-    keys = {party.name: IdKeys() for party in parties}
+    keys = {party.name: make_keys(kits, party.name) for party in parties}
     shares = {name: own.share for name, own in keys.items()}
-    for name, own in keys.items():
-        own.store_shares(name, shares)
+    for own in keys.values():
+        own.store_shares(shares)
     return {party.name: collect_party_facts(party, "training", keys[party.name]) for party in parties}
 
 
-def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not():
+def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not(kits):
     parties = named(tiny_parties())
     usual = parties[0].ids
-    assert {facts.id_order for facts in resolve_tags(state(parties)).values()} == {"as at a"}
-    shuffled = resolve_tags(state(named(parties, c=usual[::-1])))
+    assert {facts.id_order for facts in resolve_tags(state(kits, parties)).values()} == {"as at a"}
+    shuffled = resolve_tags(state(kits, named(parties, c=usual[::-1])))
     assert [shuffled[name].id_set for name in NAMES] == ["as at a"] * 3
     assert [shuffled[name].id_order for name in NAMES] == ["as at a", "as at a", "as at c"]
-    others = resolve_tags(state(named(parties, b=np.char.add(usual, "x"))))
+    others = resolve_tags(state(kits, named(parties, b=np.char.add(usual, "x"))))
     assert [others[name].id_set for name in NAMES] == ["as at a", "as at b", "as at a"]
 
 
-def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal():
+def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal(kits):
     parties = named(tiny_parties())
-    facts = {party.name: collect_party_facts(party, "training", IdKeys()) for party in parties}
+    facts = {party.name: collect_party_facts(party, "training", make_keys(kits, party.name)) for party in parties}
     assert len(list_pairs_without_tags(facts)) == 6
     assert len({each.id_order for each in resolve_tags(facts).values()}) == 1
-    assert list_pairs_without_tags(state(parties)) == []
-    restarted = {**state(parties), "c": collect_party_facts(parties[2], "training", IdKeys())}
+    assert list_pairs_without_tags(state(kits, parties)) == []
+    restarted = {**state(kits, parties), "c": collect_party_facts(parties[2], "training", make_keys(kits, "c"))}
     assert set(list_pairs_without_tags(restarted)) == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
 
 
-def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_list():
+def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_list(kits):
     (party, *_) = parties = named(tiny_parties())
     guesses = {party.ids_digest(), party.set_digest, hashlib.sha256("\n".join(party.ids).encode()).hexdigest()}
-    again = [state(parties), state(parties)]
+    again = [state(kits, parties), state(kits, parties)]
     told = [
         {tag.id_order for tag in facts["a"].id_tags} | {tag.id_set for tag in facts["a"].id_tags} for facts in again
     ]
@@ -68,9 +80,10 @@ def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_l
 
 
 @pytest.mark.parametrize("share", ["", "00" * 32, "zz", "ab" * 31])
-def test_a_share_that_is_no_key_is_refused(share):
-    keys = IdKeys()
-    keys.store_shares("a", {"a": keys.share, "b": share})
+def test_a_share_that_is_no_key_is_refused(share, kits):
+    keys = make_keys(kits, "a")
+    signature = sign_statement(make_signer(open_kit(kits / "b")), ("share for ids", "b", share))
+    keys.store_shares({"a": keys.share, "b": IdShare(share, signature)})
     with pytest.raises(ProtocolError, match="the share of party 'b' is not a valid X25519 key"):
         keys.make_tags(tiny_parties()[0])
 
@@ -103,3 +116,51 @@ def test_the_party_that_came_last_is_refused_if_its_ids_differ(order, kits, tmp_
     for role in [*first, cluster.join("c")]:
         role.outcome()
     server.outcome()
+
+
+class SwappingServer(TrainingServer):
+    """Forwards a key of its own in place of the share of party b, with the signature of b."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        find = self.admission.find_comparison
+        key = X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+
+        def find_and_swap(prepared):
+            party, shares = find(prepared) or ("", {})
+            swapped = {name: replace(share, key=key) if name == "b" else share for name, share in shares.items()}
+            return (party, swapped) if party else None
+
+        self.admission.find_comparison = find_and_swap
+
+
+@pytest.mark.parametrize("kind", ["kits", "pinned"])
+def test_a_share_that_the_server_swapped_is_refused(kind, request, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, named(parties), request.getfixturevalue(kind), tmp_path)
+    server, roles = cluster.serve(SwappingServer), {name: cluster.join(name) for name in "abc"}
+    errors = {name: str(role.error()) for name, role in roles.items()}
+    said = "the share for the comparison of ids of party 'b' has a signature that is not valid for this statement"
+    assert any(said in error for error in errors.values())
+    assert all("\n" not in error for error in errors.values())
+    assert server.error() is not None
+
+
+def test_a_share_signed_by_another_party_or_not_at_all_is_refused(kits, pinned):
+    keys, other = make_keys(kits, "a"), make_keys(kits, "b")
+    signer = make_signer(open_kit(kits / "c"))
+    forged = IdShare(other.share.key, sign_statement(signer, ("share for ids", "b", other.share.key)))
+    with pytest.raises(ProtocolError, match="of party 'b' comes with the certificate of another role or party"):
+        keys.store_shares({"b": forged})
+    with pytest.raises(ProtocolError, match="of party 'b' is not signed"):
+        keys.store_shares({"b": IdShare(other.share.key, Signature("", ""))})
+    with pytest.raises(ProtocolError, match="of party 'b' comes with a certificate that the CA of this kit has not"):
+        keys.store_shares({"b": make_keys(pinned, "b").share})
+
+
+def test_a_share_under_another_certificate_of_the_same_ca_is_refused_if_the_kit_pins_the_key(pinned, tmp_path):
+    kits = Path(shutil.copytree(pinned, tmp_path / "kits"))
+    (kits / "a" / PINS).unlink()
+    add_pins(kits / "a", "a", {"b": "0123456789abcdef0123"})
+    with pytest.raises(ProtocolError, match="of party 'b' comes with a certificate for a key that is not the pinned"):
+        make_keys(kits, "a").store_shares({"b": make_keys(kits, "b").share})

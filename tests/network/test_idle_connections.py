@@ -37,7 +37,7 @@ def is_open(connection):
 def test_idle_connections_beyond_the_allowance_are_dropped_and_parties_join(kits):
     federation = Federation(Toy(), kits)
     server, early = federation.serve(listen="127.0.0.1:0", max_connections=8), federation.join("a")
-    wait_for(lambda: federation.servers[0].session.connected()["a"])
+    wait_for(lambda: federation.servers[0].session.list_connected()["a"])
     with ExitStack() as stack:
         idle = open_idle(stack, federation.port, 60)
         time.sleep(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 
@@ -15,7 +16,7 @@ from glasu.network.training_server import TrainingServer
 from glasu.privacy.ledger import LedgerError, PeerHeads, Start
 from glasu.privacy.policy import Policy, PolicyError
 from glasu.protocol.message_bytes import encode
-from glasu.protocol.messages import Losses, TensorMessage
+from glasu.protocol.messages import Chosen, Losses, Scores, TensorMessage
 from glasu.protocol.requests import RoundDone, Send
 from glasu.runtime.audit import audit_folder
 from glasu.runtime.ledger_file import read_ledger_file
@@ -29,7 +30,7 @@ from support.tiny import assert_same_end, tiny
 
 def list_failures(cluster, name, *peers) -> list[str]:
     folders = [cluster.folder / peer for peer in peers]
-    return [f"{check.check}: {check.said}" for check in audit_folder(cluster.folder / name, folders).failures]
+    return [f"{check.check}: {check.text}" for check in audit_folder(cluster.folder / name, folders).failures]
 
 
 def cut_tail(cluster, name, lines) -> None:
@@ -168,6 +169,88 @@ def test_a_server_that_leaves_out_a_ledger_is_noticed(kits, tmp_path):
         assert role.error() is not None
 
 
+def change_head(heads):
+    """Return signed heads in which that of b is shorter, with the signature of the true one."""
+    shorter = dataclasses.replace(heads["b"].head, length=1, chain="0" * 64)
+    return {**heads, "b": dataclasses.replace(heads["b"], head=shorter)}
+
+
+class ReceivesChangedHead(TrainingParty):
+    """Receives an attempt in which the server changed the ledger head of b."""
+
+    def open_attempt(self, attempt):
+        super().open_attempt(dataclasses.replace(attempt, ledgers=change_head(attempt.ledgers)))
+
+
+@pytest.mark.parametrize("kind", ["kits", "pinned"])
+def test_a_ledger_head_that_the_server_changed_is_refused(kind, request, tmp_path):
+    config, parties = tiny()
+    cluster = Cluster(config, parties, request.getfixturevalue(kind), tmp_path)
+    server, a, b = cluster.serve(), cluster.join("a"), cluster.join("b")
+    error = cluster.join("c", role=ReceivesChangedHead).error()
+    assert isinstance(error, ProtocolError)
+    said = "the ledger head of party 'b' has a signature that is not valid for this statement"
+    assert said in str(error)
+    for role in (server, a, b):
+        assert said in str(role.error())
+
+
+class ChangesLastHead(TrainingServer):
+    """Changes the ledger head of b in its goodbye."""
+
+    def build_farewell(self, report):
+        self.ledgers = change_head(self.ledgers)
+        return super().build_farewell(report)
+
+
+class RepeatsFirstHead(TrainingServer):
+    """Forwards the head of b at the start of the attempt as that at its end."""
+
+    def add_ledgers(self, attempt):
+        attempt = super().add_ledgers(attempt)
+        self.first = attempt.ledgers
+        return attempt
+
+    def build_farewell(self, report):
+        self.ledgers = {**self.ledgers, "b": self.first["b"]}
+        return super().build_farewell(report)
+
+
+@pytest.mark.parametrize("role", [ChangesLastHead, RepeatsFirstHead])
+def test_a_last_head_that_the_server_changed_is_not_recorded_and_the_log_tells(role, kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(role), [cluster.join(name) for name in "abc"]
+    for each in (*roles, server):
+        each.outcome()  # the results are complete
+    for name in "ac":
+        assert any(
+            "the ledger head of party 'b' has a signature that is not valid" in line for line in cluster.lines[name]
+        )
+        records = [found.record for found in read_ledger_file(tmp_path / name / "ledger.jsonl")]
+        assert len([record for record in records if isinstance(record, PeerHeads)]) == 1  # at the start alone
+
+
+class OmitsLastHead(TrainingServer):
+    """Leaves the ledger head of b out of its goodbye."""
+
+    def build_farewell(self, report):
+        self.ledgers = {party: head for party, head in self.ledgers.items() if party != "b"}
+        return super().build_farewell(report)
+
+
+def test_a_last_head_that_the_server_omits_is_named_in_the_log_and_the_others_are_recorded(kits, tmp_path):
+    config, parties = tiny(num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    server, roles = cluster.serve(OmitsLastHead), [cluster.join(name) for name in "abc"]
+    for each in (*roles, server):
+        each.outcome()  # the results are complete
+    said = "the server did not forward the last ledger head of b;"
+    assert [any(said in line for line in cluster.lines[name]) for name in "abc"] == [True, False, True]
+    records = [found.record for found in read_ledger_file(tmp_path / "a" / "ledger.jsonl")]
+    assert [set(record.heads) for record in records if isinstance(record, PeerHeads)] == [{"b", "c"}, {"c"}]
+
+
 class Sending(PartyPerformer):
     """Keeps every message that leaves."""
 
@@ -190,12 +273,30 @@ def test_a_policy_that_forbids_a_kind_is_refused_at_the_handshake(kits, tmp_path
     cluster = Cluster(config, parties, kits, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(forbid=("losses",)), "digest")
     server, a = cluster.serve(), cluster.join("a", performer=sending)
+    cluster.until("server", "a: prepared")  # otherwise a may connect after the notice about b
     error = cluster.join("b", performer=sending, policy=policy).error()
     assert isinstance(error, PolicyError)
     assert "forbid = ['losses']" in str(error)
     cluster.until("a", "its policy: forbid = ['losses']")
     cluster.end(server, a)
     assert sending.sent == []
+
+
+def test_a_forbidden_kind_that_the_settings_do_not_show_stops_the_run_with_no_byte_of_it_sent(kits, tmp_path, sending):
+    config, parties = tiny(method="smooth", labels="b", num_rounds=1)
+    cluster = Cluster(config, parties, kits, tmp_path)
+    policy = PolicyFile(tmp_path / "policy.toml", Policy(forbid=("alpha",)), "digest")
+    server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
+    error = cluster.join("b", performer=sending, policy=policy).error()
+    assert isinstance(error, PolicyError)
+    assert "forbid = ['alpha']: this kind must not be released" in str(error)
+    for role in (server, a, c):
+        assert "forbid = ['alpha']" in str(role.error())
+    kinds = {type(message) for _, message, _ in sending.sent}
+    assert Scores in kinds  # the run had begun
+    assert Chosen not in kinds
+    assert {entry.kind for entry in list_entries(tmp_path / "b" / "ledger.jsonl")} >= {"probabilities"}
+    assert not [entry for entry in list_entries(tmp_path / "b" / "ledger.jsonl") if entry.kind == "alpha"]
 
 
 def test_a_policy_stops_a_run_before_the_forbidden_release_leaves(kits, tmp_path, sending):

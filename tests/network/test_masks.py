@@ -23,7 +23,7 @@ from glasu.privacy.masking import join_parts, split_parts
 from glasu.protocol.messages import KeyOffers
 from glasu.protocol.requests import Broadcast, RoundDone
 from glasu.runtime.trained_model import TrainedModel
-from support.cluster import Cluster
+from support.cluster import Cluster, list_weights
 from support.kits import make_pinned_kits, simulate_with_secrets
 from support.masks import masked, tiny_masked
 from support.processes import SMALL_RUN, Processes
@@ -37,14 +37,6 @@ RUNS = [
     {"method": "ensemble"},
 ]
 ONCE = {"release": "once", "aggregation_layers": (1,), "blind": True, "dp_noise_multiplier": 1.0}
-
-
-@pytest.fixture(scope="module")
-def pinned(tmp_path_factory) -> Path:
-    """Return kits whose keys are pinned everywhere; not to be changed."""
-    out = tmp_path_factory.mktemp("pinned")
-    make_pinned_kits(out, ["a", "b", "c"], ["localhost", "127.0.0.1"])
-    return out
 
 
 @pytest.fixture
@@ -79,7 +71,7 @@ def test_one_release_with_noise_and_masks_is_the_run_in_one_process(pinned, tmp_
     config, parties = tiny_masked(**ONCE)
     served, reports = Cluster(config, parties, pinned, tmp_path).run()
     simulated = simulate_with_secrets(parties, config).report
-    assert served.weights_sha256 == simulated.weights_sha256
+    assert list_weights(reports) == simulated.weights_sha256
     assert (served.test.metrics, served.losses, served.history) == ({}, (), ())
     for own in reports.values():
         assert own["test"]["accuracy"] == simulated.test.accuracy
@@ -123,32 +115,28 @@ def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_sa
     others = [cluster.join(name) for name in "ac"]
     assert isinstance(cluster.join("b", role=Dying).error(), Killed)
     again = cluster.join("b").outcome()
-    for role in others:
-        role.outcome()
+    first, last = (role.outcome() for role in others)
     simulated = simulate_with_secrets(parties, config).report
-    assert server.outcome().weights_sha256 == simulated.weights_sha256
+    server.outcome()
+    assert list_weights({"a": first, "b": again, "c": last}) == simulated.weights_sha256
     assert [entry["round"] for entry in again["history"]] == [entry.round for entry in simulated.history]
     assert again["losses"] == list(simulated.losses) or config.train.labels == "all"
 
 
-def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(pinned, tmp_path):
+@pytest.mark.slow  # the roles of test_a_party_that_is_killed_comes_back are threads of one process
+@pytest.mark.parametrize("noise", ["", "dp_noise_multiplier = 1.0\n"])
+def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(noise, pinned, tmp_path):
     settings = SMALL_RUN.format(rounds=40).replace('"neighbor"', '"shared"')
-    roles = Processes(tmp_path, pinned, settings + '[privacy]\nsecure_aggregation = "masks"\nblind_server = true\n')
+    privacy = f'[privacy]\nsecure_aggregation = "masks"\nblind_server = true\n{noise}'
+    roles = Processes(tmp_path, pinned, settings + privacy)
     try:
-        roles.listen()
-        for name in "abc":
-            roles.start(name)
-        roles.wait(lambda: roles.rounds("server") >= 5)
-        roles.kill("b")
-        roles.wait(lambda: roles.rounds("server") >= 12)
-        roles.kill("server")
-        report = roles.finish()
+        roles.run_with_kills("b")
     finally:
         roles.stop()
     simulated = simulate_with_secrets(roles.parties, roles.config).report
-    assert report["weights_sha256"] == list(simulated.weights_sha256)
-    own = json.loads((tmp_path / "c" / "report.json").read_text())
-    assert own["test"]["accuracy"] == simulated.test.accuracy
+    reports = {name: json.loads((tmp_path / name / "report.json").read_text()) for name in "abc"}
+    assert list_weights(reports) == simulated.weights_sha256
+    assert reports["c"]["test"]["accuracy"] == simulated.test.accuracy
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels": "b", "precision": "int8"}], ids=str)

@@ -19,9 +19,7 @@ from glasu.network.training_party import TrainingParty
 from glasu.protocol.messages import JointScores
 from glasu.protocol.requests import Send
 from glasu.report import SubsetScores
-from glasu.runtime.trained_model import TrainedModel
 from support.cluster import NOBODY, Cluster
-from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import tiny
 
@@ -35,14 +33,10 @@ class Serving(PredictionServer):
     goodbye_seconds = 0.5
 
 
-def train(kits, folder, **keys):
-    """Train over the network with party dropout; return the cluster and the same model from one process."""
-    config, parties = tiny(num_rounds=2, **{"party_dropout": 0.4, **keys})
-    cluster = Cluster(config, parties, kits, folder)
-    cluster.run()
-    cluster.lines.clear()
-    cluster.port = 0
-    return cluster, TrainedModel.of(simulate_with_secrets(parties, config).clients)
+@pytest.fixture
+def train(train_once):
+    """Return a function that trains over the network with party dropout."""
+    return lambda **keys: train_once(**{"party_dropout": 0.4, **keys})
 
 
 def predict_in_one_process(cluster, model, names, asked=ASKED):
@@ -56,8 +50,8 @@ def read_result(cluster, role):
 
 
 @pytest.mark.parametrize("keys", [{}, {"precision": "int8"}, {"chunk_rows": 5}, {"aggregation_layers": (3,)}], ids=str)
-def test_the_parties_that_are_there_answer_with_the_bits_of_one_process_and_list_the_missing_one(keys, kits, tmp_path):
-    cluster, model = train(kits, tmp_path, **keys)
+def test_the_parties_that_are_there_answer_with_the_bits_of_one_process_and_list_the_missing_one(keys, train):
+    cluster, model = train(**keys)
     begun = time.monotonic()
     server = cluster.serve_prediction(Serving, wait=WAIT)
     a, c = cluster.predict_with("a"), cluster.predict_with("c", ASKED)
@@ -78,8 +72,8 @@ def test_the_parties_that_are_there_answer_with_the_bits_of_one_process_and_list
     cluster.until("server", "attempt 1: all parties except b are connected")
 
 
-def test_one_party_alone_can_answer(kits, tmp_path):
-    cluster, model = train(kits, tmp_path)
+def test_one_party_alone_can_answer(train):
+    cluster, model = train()
     server = cluster.serve_prediction(Serving, wait=WAIT)
     found = cluster.predict_with("b", ASKED).outcome()
     assert np.array_equal(found.scores, predict_in_one_process(cluster, model, "b"))
@@ -87,8 +81,8 @@ def test_one_party_alone_can_answer(kits, tmp_path):
     assert read_result(cluster, "b")["validation"] == pytest.approx(dict(model.find_subset("b").metrics))
 
 
-def test_a_prediction_of_all_parties_has_no_mark(kits, tmp_path):
-    cluster, model = train(kits, tmp_path)
+def test_a_prediction_of_all_parties_has_no_mark(train):
+    cluster, model = train()
     served, found = cluster.predict(b=ASKED)
     assert np.array_equal(found["b"].scores, predict_in_one_process(cluster, model, "abc"))
     assert served.missing == found["b"].missing == ()
@@ -97,10 +91,8 @@ def test_a_prediction_of_all_parties_has_no_mark(kits, tmp_path):
     assert not any("predicted without" in line for lines in cluster.lines.values() for line in lines)
 
 
-def test_with_labels_at_one_party_only_it_receives_scores_and_only_it_and_the_server_know_the_stored_ones(
-    kits, tmp_path
-):
-    cluster, model = train(kits, tmp_path, labels="b")
+def test_with_labels_at_one_party_only_it_receives_scores_and_only_it_and_the_server_know_the_stored_ones(train):
+    cluster, model = train(labels="b")
     received = []
 
     class Seeing(PartyPerformer):
@@ -124,8 +116,8 @@ def test_with_labels_at_one_party_only_it_receives_scores_and_only_it_and_the_se
     cluster.until("c", "predicted without a; validation scores of the parties present: unknown.")
 
 
-def test_without_the_label_owner_there_is_no_prediction_and_every_role_says_so(kits, tmp_path):
-    cluster, _ = train(kits, tmp_path, labels="b")
+def test_without_the_label_owner_there_is_no_prediction_and_every_role_says_so(train, tmp_path):
+    cluster, _ = train(labels="b")
     server = cluster.serve_prediction(Serving, wait=WAIT)
     roles = [cluster.predict_with(name, ASKED) for name in "ac"]
     error = server.error()
@@ -137,8 +129,8 @@ def test_without_the_label_owner_there_is_no_prediction_and_every_role_says_so(k
     assert not list(tmp_path.glob("*/prediction.json"))
 
 
-def test_without_party_dropout_all_parties_are_needed(kits, tmp_path):
-    cluster, _ = train(kits, tmp_path, party_dropout=0.0)
+def test_without_party_dropout_all_parties_are_needed(train):
+    cluster, _ = train(party_dropout=0.0)
     server = cluster.serve_prediction(Serving, wait=WAIT)
     roles = [cluster.predict_with(name, ASKED) for name in "ac"]
     for role in (server, *roles):
@@ -146,8 +138,8 @@ def test_without_party_dropout_all_parties_are_needed(kits, tmp_path):
     assert not any("continuing without" in line for line in cluster.lines["server"])
 
 
-def test_a_party_that_dies_in_the_middle_is_awaited_and_the_others_predict_without_it(kits, tmp_path):
-    cluster, model = train(kits, tmp_path)
+def test_a_party_that_dies_in_the_middle_is_awaited_and_the_others_predict_without_it(train):
+    cluster, model = train()
 
     class Dying(PartyPerformer):
         def __call__(self, request):
@@ -165,8 +157,8 @@ def test_a_party_that_dies_in_the_middle_is_awaited_and_the_others_predict_witho
     assert sum(row["releases"] for row in ledger if row["kind"] == "node sets") == 2  # both attempts are entered
 
 
-def test_a_party_that_returns_before_the_end_takes_part_in_the_next_attempt(kits, tmp_path):
-    cluster, model = train(kits, tmp_path)
+def test_a_party_that_returns_before_the_end_takes_part_in_the_next_attempt(train):
+    cluster, model = train()
     late, returned = [], []
 
     class Waiting(PartyPerformer):  # when the attempt without b is under way, b comes
@@ -187,11 +179,11 @@ def test_a_party_that_returns_before_the_end_takes_part_in_the_next_attempt(kits
     cluster.until("server", "attempt 2: all parties are connected")
 
 
-def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(kits, tmp_path):
-    cluster, _ = train(kits, tmp_path)
+def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(train):
+    cluster, _ = train()
 
     class Lingering(PredictionServer):
-        goodbye_seconds = 60.0
+        goodbye_seconds = 5.0
 
     server = cluster.serve_prediction(Lingering, wait=WAIT)
     for role in [cluster.predict_with(name, ASKED) for name in "ac"]:
@@ -200,9 +192,7 @@ def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(
     assert isinstance(error, RefusalError)
     assert error.code == Code.RUN_FINISHED
     assert "this prediction is complete" in str(error)
-    assert server.is_alive()
-    cluster.end()
-    server.join(20)
+    server.outcome()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +205,8 @@ def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(
         (("\x1b[2J", "c"), r"by \?\[2J, c"),
     ],
 )
-def test_a_party_refuses_parties_that_cannot_be_those_of_an_attempt(proposed, words, kits, tmp_path):
-    cluster, _ = train(kits, tmp_path)
+def test_a_party_refuses_parties_that_cannot_be_those_of_an_attempt(proposed, words, train):
+    cluster, _ = train()
 
     class Misled(PredictionParty):
         def begin(self, attempt):
@@ -231,8 +221,8 @@ def test_a_party_refuses_parties_that_cannot_be_those_of_an_attempt(proposed, wo
         assert isinstance(role.error(), TrainingError)
 
 
-def test_a_party_whose_model_has_never_seen_fewer_parties_refuses_to_predict_with_some(kits, tmp_path):
-    cluster, _ = train(kits, tmp_path, party_dropout=0.0)
+def test_a_party_whose_model_has_never_seen_fewer_parties_refuses_to_predict_with_some(train):
+    cluster, _ = train(party_dropout=0.0)
 
     class Misled(PredictionParty):
         def begin(self, attempt):

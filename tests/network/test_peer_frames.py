@@ -28,9 +28,12 @@ from glasu.network.frames import (
     pack_frame,
 )
 from glasu.network.handshake import Code, RefusalError
+from glasu.network.id_keys import IdShare
 from glasu.network.roster import GROUPS, Attempt, Receipts, RestartAttempt
+from glasu.network.signatures import Signature
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.states import PeerState, RunState
+from glasu.network.transport import SessionLock
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
@@ -52,6 +55,35 @@ def receiving(desk, round_index=0, chunk=0):
     role = Role("receiving", lambda: desk.session.receive(request))
     wait_for(lambda: desk.session.roster.peers[desk.toy.parties[-1]].expected is request or not role.is_alive())
     return role
+
+
+# --- wakeups ----------------------------------------------------------------------------------
+
+
+class CountingLock(SessionLock):
+    """Counts how often the thread of the run begins to wait. It wakes only if it is notified."""
+
+    waits = 0
+
+    def wait(self, timeout=None):
+        self.waits += threading.current_thread().name == "receiving"
+        return super().wait(30.0)
+
+
+def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
+    desk = Desk("abc")
+    lock = desk.session.roster.changed = CountingLock()
+    parties = desk.run()
+    role = receiving(desk)
+    wait_for(lambda: lock.waits == 1)
+    for client, name in enumerate("ab"):
+        parties[client].send_message(partial(client))
+        wait_for(lambda name=name: desk.session.roster.peers[name].channel.inbox)
+        role.join(0.1)  # a woken thread would wait again within this time
+        assert lock.waits == 1
+    parties[2].send_message(partial(2))
+    assert len(role.outcome(10)) == 3
+    assert lock.waits == 1
 
 
 # --- hello ------------------------------------------------------------------------------------
@@ -83,9 +115,9 @@ def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
     assert party.last_word().kind == "Refused"
     assert party.last_word().fields["code"] == "invalid_hello"
     assert any(line.startswith("a: not accepted: ") for line in desk.log)
-    assert desk.session.connected() == {"a": False, "b": False}
+    assert desk.session.list_connected() == {"a": False, "b": False}
     assert desk.connect("a").reader.is_alive()  # the valid message can follow
-    wait_for(lambda: desk.session.connected()["a"])
+    wait_for(lambda: desk.session.list_connected()["a"])
 
 
 def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason():
@@ -94,7 +126,7 @@ def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason(
 
     desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
     other = desk.connect("b")
-    wait_for(lambda: desk.session.connected()["b"])
+    wait_for(lambda: desk.session.list_connected()["b"])
     for _ in range(3):
         word = desk.connect("a", hello(payload={"bad": 1})).last_word()
         assert (word.kind, word.fields["code"], word.fields["reason"]) == ("Refused", "other_settings", "it differs: x")
@@ -112,11 +144,11 @@ def test_a_connection_for_another_purpose_does_not_look_like_a_refused_party():
     desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
     other = desk.connect("b")
     running = desk.connect("a")
-    wait_for(lambda: all(desk.session.connected().values()))
+    wait_for(lambda: all(desk.session.list_connected().values()))
     assert desk.connect("a", hello(process="p2", payload={"doctor": 1})).last_word().fields["code"] == "other_purpose"
     assert desk.log[-1] == "a: a connection for another purpose was refused: a training is under way there"
     assert not any("not accepted" in line for line in desk.log)
-    assert desk.session.connected()["a"]
+    assert desk.session.list_connected()["a"]
     assert desk.session.roster.peers["a"].refusal == ""  # a later error does not give it as a reason
     for party in (running, other):
         party.end()
@@ -137,10 +169,10 @@ def test_a_statement_that_is_refused_withdraws_the_process():
 def test_a_newer_process_takes_the_place_of_the_earlier_one():
     desk = Desk()
     first = desk.connect("a")
-    wait_for(lambda: desk.session.connected()["a"])
+    wait_for(lambda: desk.session.list_connected()["a"])
     desk.connect("a", hello(process="p2"))
     assert "a newer process" in first.last_word().fields["reason"]
-    assert desk.session.connected()["a"]
+    assert desk.session.list_connected()["a"]
 
 
 def test_a_new_process_voids_the_attempt():
@@ -230,7 +262,9 @@ class Comparing(ToyServerHandshake):
     """Asks party a for a second statement as soon as both are prepared."""
 
     def find_comparison(self, prepared):
-        return ("a", {"b": "00" * 32}) if set(prepared) == {"a", "b"} else None
+        return (
+            ("a", {"b": IdShare("00" * 32, Signature("00", "a certificate"))}) if set(prepared) == {"a", "b"} else None
+        )
 
 
 def test_a_request_that_a_statement_causes_is_sent_at_once():
@@ -358,9 +392,9 @@ def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
     desk = Desk()
     a = desk.connect("a")
     other = desk.connect("b")
-    wait_for(lambda: all(desk.session.connected().values()))
+    wait_for(lambda: all(desk.session.list_connected().values()))
     a.send(unnumbered("Declined", code="x", reason="other settings", table=["x", "y"]))
-    wait_for(lambda: not desk.session.connected()["a"])
+    wait_for(lambda: not desk.session.list_connected()["a"])
     assert desk.handshake.withdrawn == ["a"]
     wait_for(lambda: "a: declines to take part: other settings" in desk.log)
     wait_for(lambda: any("declines" in str(control.fields.get("line")) for control in other.controls()))
@@ -457,7 +491,7 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
     assert re.search("party 'b': training round 0 .* received twice", str(error))
     assert desk.session.set_aside(error)
     assert b.last_word().fields["code"] == "invalid_message"
-    assert desk.session.connected() == {"a": True, "b": False}
+    assert desk.session.list_connected() == {"a": True, "b": False}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -516,7 +550,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
         assert desk.session.set_aside(error)
     word = b.last_word()
     assert (word.kind, word.fields["code"]) == ("Refused", "invalid_message")
-    assert desk.session.connected() == {"a": True, "b": False}
+    assert desk.session.list_connected() == {"a": True, "b": False}
     gathering = Role("gathering", desk.session.gather)
     wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
     a.send_control("Statement", payload=STATEMENT)
@@ -555,11 +589,11 @@ NOISE = st.one_of(
 def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, greeted):
     desk = Desk(on_invalid_message="wait")
     other = desk.connect("b")
-    wait_for(lambda: desk.session.connected()["b"])
+    wait_for(lambda: desk.session.list_connected()["b"])
     party = desk.connect("a", *([hello()] if greeted else []), *frames)
     party.end()
-    assert not desk.session.connected()["a"]
-    assert desk.session.connected()["b"]
+    assert not desk.session.list_connected()["a"]
+    assert desk.session.list_connected()["b"]
     assert all(line.isprintable() for line in desk.log)
     assert desk.session.roster.peers["a"].channel.waiting < 10_000
     if desk.session.roster.failure is None:
@@ -586,7 +620,7 @@ ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
 def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frame):
     desk = Desk()
     other = desk.connect("b")
-    wait_for(lambda: desk.session.connected()["b"])
+    wait_for(lambda: desk.session.list_connected()["b"])
     party = desk.connect("a", hello(), frame)
     party.end()
     said = [str(control.fields.get("line", "")) for control in other.controls()]
@@ -600,7 +634,7 @@ def test_one_party_cannot_fill_the_logs_of_the_others():
     now = [1000.0]
     desk = Desk(clock=lambda: now[0])
     other = desk.connect("b")
-    wait_for(lambda: desk.session.connected()["b"])
+    wait_for(lambda: desk.session.list_connected()["b"])
     for index in range(300):
         desk.connect("a", hello(process=f"p{index}")).end()
     assert sum(line.startswith("a: ") for line in desk.log) <= 20
@@ -639,7 +673,7 @@ def test_a_process_that_cannot_be_remembered_does_not_replace_the_present_one():
     desk = Desk(handshake=Broken())
     desk.handshake.error, failing = None, desk.handshake.error
     first = desk.connect("a")
-    wait_for(lambda: desk.session.connected()["a"])
+    wait_for(lambda: desk.session.list_connected()["a"])
     desk.handshake.error = failing
     assert desk.connect("a", hello(process="p2")).last_word().kind == "Stopped"
     assert first.stream.is_open
@@ -673,7 +707,7 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
         assert desk.session.roster.failure is None
         monkeypatch.setattr("os.fsync", lambda handle: None)
         desk.connect("a")
-        wait_for(lambda: desk.session.connected()["a"])
+        wait_for(lambda: desk.session.list_connected()["a"])
 
 
 def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
@@ -765,7 +799,7 @@ def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
 def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up():
     desk = Desk()
     first = desk.connect("a")
-    wait_for(lambda: desk.session.connected()["a"])
+    wait_for(lambda: desk.session.list_connected()["a"])
     ending = Role("ending", lambda: desk.session.announce_failure(AbsenceError("waited 1 s for b"), 20.0))
     assert first.last_word().fields["reason"] == "waited 1 s for b"
     assert desk.connect("b").last_word().kind == "Stopped"
@@ -835,7 +869,7 @@ def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausi
         a.send_message(partial(0))
         b.send_message(partial(1))
     assert begun.wait(20)
-    connected = Role("connected", desk.session.connected)  # needs the lock
+    connected = Role("connected", desk.session.list_connected)  # needs the lock
     assert connected.outcome(5) == {"a": True, "b": True}
     b.send_message(partial(1, chunk=1))
     wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)

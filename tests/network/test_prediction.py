@@ -21,23 +21,11 @@ from glasu.network.prediction_server import PredictionServer
 from glasu.pki.provision import add
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Send
-from glasu.runtime.trained_model import TrainedModel
 from support.cluster import NOBODY, Cluster
-from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import tiny
 
 ASKED = np.array([20, 3, 11, 3])
-
-
-def trained(kits, folder, **keys):
-    """Train over the network, and return the cluster and the same model from one process."""
-    config, parties = tiny(num_rounds=2, **keys)
-    cluster = Cluster(config, parties, kits, folder)
-    cluster.run()
-    cluster.lines.clear()
-    cluster.port = 0
-    return cluster, TrainedModel.of(simulate_with_secrets(parties, config).clients)
 
 
 def read(path):
@@ -46,8 +34,8 @@ def read(path):
 
 
 @pytest.mark.parametrize("keys", [{}, {"aggregation": "concat", "precision": "int8"}, {"precision": "bf16"}], ids=str)
-def test_who_asks_receives_what_one_process_predicts_and_the_others_nothing(keys, kits, tmp_path):
-    cluster, model = trained(kits, tmp_path, **keys)
+def test_who_asks_receives_what_one_process_predicts_and_the_others_nothing(keys, train_once, tmp_path):
+    cluster, model = train_once(**keys)
     served, found = cluster.predict(b=ASKED)
     nodes = np.unique(ASKED)
     expected = model.predict_proba(cluster.parties, nodes)
@@ -63,8 +51,8 @@ def test_who_asks_receives_what_one_process_predicts_and_the_others_nothing(keys
     assert served.nodes == 3
 
 
-def test_each_party_prepares_its_own_features_and_only_its_own_report_lists_it(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path, features="auto")
+def test_each_party_prepares_its_own_features_and_only_its_own_report_lists_it(train_once, tmp_path):
+    cluster, model = train_once(features="auto")
     _, found = cluster.predict(b=ASKED)
     nodes = np.unique(ASKED)
     expected = model.predict_proba(cluster.parties, nodes)
@@ -75,8 +63,8 @@ def test_each_party_prepares_its_own_features_and_only_its_own_report_lists_it(k
     assert "prepared" not in (tmp_path / "server" / "report.json").read_text()
 
 
-def test_each_of_several_who_ask_receives_its_own_nodes(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path)
+def test_each_of_several_who_ask_receives_its_own_nodes(train_once):
+    cluster, model = train_once()
     _, found = cluster.predict(a=np.array([1, 2]), c=np.array([23, 2, 0]))
     union = np.array([0, 1, 2, 23])
     expected = dict(zip(union.tolist(), model.predict_proba(cluster.parties, union), strict=True))
@@ -85,8 +73,8 @@ def test_each_of_several_who_ask_receives_its_own_nodes(kits, tmp_path):
     assert found["b"].file is None
 
 
-def test_class_probabilities_travel_only_to_parties_that_requested_them(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_class_probabilities_travel_only_to_parties_that_requested_them(train_once):
+    cluster, _ = train_once()
     seen = {}
 
     class Seeing(PartyPerformer):
@@ -103,8 +91,8 @@ def test_class_probabilities_travel_only_to_parties_that_requested_them(kits, tm
     assert seen == {"a": (0, 3), "b": (3, 3), "c": (0, 3)}
 
 
-def test_a_server_that_dies_before_its_goodbye_costs_nobody_the_predictions(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path)
+def test_a_server_that_dies_before_its_goodbye_costs_nobody_the_predictions(train_once):
+    cluster, model = train_once()
 
     class Dying(PredictionServer):
         def finish(self, result, finished):
@@ -121,8 +109,8 @@ def test_a_server_that_dies_before_its_goodbye_costs_nobody_the_predictions(kits
         assert cluster.lines[name][-1].endswith("The results of this party are complete.")
 
 
-def test_another_roster_is_refused_in_one_printable_line(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_another_roster_is_refused_in_one_printable_line(train_once):
+    cluster, _ = train_once()
     server = cluster.serve_prediction()
 
     class Told(PredictionParty):
@@ -137,8 +125,8 @@ def test_another_roster_is_refused_in_one_printable_line(kits, tmp_path):
     cluster.end(server)
 
 
-def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path, chunk_rows=5)
+def test_rows_travel_in_chunks_and_come_out_the_same(train_once):
+    cluster, model = train_once(chunk_rows=5)
     asked = np.arange(24)[::2]
     _, found = cluster.predict(a=asked, b=np.array([1]))
     nodes = np.union1d(asked, [1])
@@ -147,8 +135,8 @@ def test_rows_travel_in_chunks_and_come_out_the_same(kits, tmp_path):
     assert np.array_equal(found["b"].scores, expected[nodes == 1])
 
 
-def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path, labels="b")
+def test_with_labels_at_one_party_it_alone_receives_whoever_asks(train_once):
+    cluster, model = train_once(labels="b")
     _, found = cluster.predict(a=ASKED, b=np.array([0]))
     nodes = np.union1d(ASKED, [0])
     assert found["b"].nodes.tolist() == [0, *np.unique(ASKED)]
@@ -160,8 +148,8 @@ def test_with_labels_at_one_party_it_alone_receives_whoever_asks(kits, tmp_path)
     assert any("party 'b' has the labels and receives all predictions" in line for line in cluster.lines["a"])
 
 
-def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_the_report_counts_what_left_and_the_ledger_enters_it(train_once, tmp_path):
+    cluster, _ = train_once()
     served, _ = cluster.predict(b=ASKED)
     parts = {name: json.loads((tmp_path / name / "prediction.json").read_text()) for name in "abc"}
     for key in ("bytes_to_server", "bytes_to_clients", "messages"):
@@ -175,8 +163,8 @@ def test_the_report_counts_what_left_and_the_ledger_enters_it(kits, tmp_path):
     assert (parts["b"]["requested"], parts["b"]["received"], parts["a"]["received"]) == (4, 4, 0)
 
 
-def test_every_role_says_at_once_that_it_must_stay_online_and_a_missing_one_is_named(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_every_role_says_at_once_that_it_must_stay_online_and_a_missing_one_is_named(train_once):
+    cluster, _ = train_once()
     server, b = cluster.serve_prediction(wait=3.0), cluster.predict_with("b", ASKED)
     cluster.until("server", "this server and all of a, b, c must stay online")
     cluster.until("b", "the server and a, c must stay online")
@@ -186,8 +174,8 @@ def test_every_role_says_at_once_that_it_must_stay_online_and_a_missing_one_is_n
     assert "for a, c to join" in str(b.error())
 
 
-def test_a_prediction_in_which_nobody_asks_is_refused_everywhere(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_a_prediction_in_which_nobody_asks_is_refused_everywhere(train_once):
+    cluster, _ = train_once()
     server = cluster.serve_prediction()
     roles = [cluster.predict_with(name) for name in "abc"]
     for role in (server, *roles):
@@ -196,8 +184,8 @@ def test_a_prediction_in_which_nobody_asks_is_refused_everywhere(kits, tmp_path)
         assert "no party requested a node" in str(error)
 
 
-def test_a_party_that_dies_in_the_middle_is_awaited_and_all_predict_once_more(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path)
+def test_a_party_that_dies_in_the_middle_is_awaited_and_all_predict_once_more(train_once):
+    cluster, model = train_once()
     runs, armed = set(), [True]
 
     class Noting(PartyPerformer):
@@ -224,8 +212,8 @@ def test_a_party_that_dies_in_the_middle_is_awaited_and_all_predict_once_more(ki
     assert len(runs) == 2  # the messages of the two attempts have different keys
 
 
-def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_restarted(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_restarted(train_once):
+    cluster, _ = train_once()
 
     class Dying(PredictionServer):
         def plan(self, present):
@@ -240,8 +228,8 @@ def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_restarted(kit
     assert len(found["b"].nodes) == len(ASKED)
 
 
-def test_predictions_can_be_made_again_and_again(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_predictions_can_be_made_again_and_again(train_once):
+    cluster, _ = train_once()
     _, first = cluster.predict(b=ASKED)
     _, second = cluster.predict(b=ASKED)
     assert np.array_equal(first["b"].scores, second["b"].scores)
@@ -254,8 +242,8 @@ def test_without_a_finished_training_there_is_nothing_to_predict_with(kits, tmp_
     assert "no finished training" in str(error)
 
 
-def test_a_party_of_a_training_is_told_that_this_server_predicts(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_a_party_of_a_training_is_told_that_this_server_predicts(train_once):
+    cluster, _ = train_once()
     server = cluster.serve_prediction()
     error = cluster.join("a", out="fresh").error()
     assert isinstance(error, ConfigError)
@@ -272,9 +260,10 @@ def test_a_server_serves_predictions_of_its_own_finished_training_only(kits, tmp
     assert not list((tmp_path / "server").glob("*.json"))
 
 
-def test_a_server_does_not_predict_with_other_settings_or_parties_than_it_trained_with(kits, tmp_path):
+def test_a_server_does_not_predict_with_other_settings_or_parties_than_it_trained_with(train_once, kits, tmp_path):
     own = Path(shutil.copytree(kits, tmp_path / "kits"))
-    cluster, _ = trained(own, tmp_path)
+    cluster, _ = train_once()
+    cluster.kits = own
     error = cluster.serve_prediction(config=cluster.config.replace(train={"learning_rate": 0.25})).error()
     assert isinstance(error, ConfigError)
     assert "train.learning_rate = 0.1 there, 0.25 here" in str(error)
@@ -284,8 +273,8 @@ def test_a_server_does_not_predict_with_other_settings_or_parties_than_it_traine
     assert "it began with a, b, c; since then d added" in str(error)
 
 
-def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_other_settings_than_the_training_had_are_declined(train_once, tmp_path):
+    cluster, _ = train_once()
     other, path = cluster.config.replace(train={"learning_rate": 0.25}), tmp_path / "server" / "serving.json"
     asked = prepare_config_for_network(other, ["a", "b", "c"])
     path.write_text(json.dumps({**json.loads(path.read_text()), "digest": asked.digest()}))
@@ -297,9 +286,10 @@ def test_other_settings_than_the_training_had_are_declined(kits, tmp_path):
     cluster.end(server)
 
 
-def test_models_of_two_trainings_are_not_mixed(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path / "first")
-    other, _ = trained(kits, tmp_path / "second")
+def test_models_of_two_trainings_are_not_mixed(train_once, kits, tmp_path):
+    cluster, _ = train_once()
+    other = Cluster(cluster.config, cluster.parties, kits, tmp_path / "second")
+    other.run()
     server = cluster.serve_prediction()
     other.port = cluster.port
     a = cluster.predict_with("a", ASKED)
@@ -311,8 +301,8 @@ def test_models_of_two_trainings_are_not_mixed(kits, tmp_path):
     cluster.end(server, a)
 
 
-def test_other_features_than_the_training_had_are_refused_before_anything_is_sent(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_other_features_than_the_training_had_are_refused_before_anything_is_sent(train_once):
+    cluster, _ = train_once()
     wider = replace(cluster.parties[0], features=np.ones((24, 9), np.float32))
     error = cluster.predict_with("a", ASKED, party=wider).error()
     assert isinstance(error, DataError)
@@ -333,7 +323,7 @@ def test_asked_ids_are_found_by_the_column_of_the_party_or_id(header, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("id\n1\n98765\n", "row 2: is not the id of a node of this party"),
+        ("id\n1\n98765\n", "row 2: is not the id of a node of this party; remove the row"),
         ("id\n", "has no rows"),
         ("name\n1\n", "has no column 'id'"),
         ("id\nx\n", "row 1: is not an integer"),
@@ -354,8 +344,8 @@ def test_a_file_of_asked_ids_is_a_table(tmp_path):
         find_query_nodes(tmp_path / "ids.txt", tmp_path, parties[0])
 
 
-def test_a_fault_of_the_server_of_a_prediction_appears_at_every_party(kits, tmp_path):
-    cluster, _ = trained(kits, tmp_path)
+def test_a_fault_of_the_server_of_a_prediction_appears_at_every_party(train_once, tmp_path):
+    cluster, _ = train_once()
 
     class Failing(PredictionServer):
         def finish(self, result, finished):
@@ -369,8 +359,8 @@ def test_a_fault_of_the_server_of_a_prediction_appears_at_every_party(kits, tmp_
         assert role.error().exit_code == 1
 
 
-def test_a_prediction_that_waits_drops_the_sender_of_an_invalid_message_and_continues_with_its_return(kits, tmp_path):
-    cluster, model = trained(kits, tmp_path)
+def test_a_prediction_that_waits_drops_the_sender_of_an_invalid_message_and_continues_with_its_return(train_once):
+    cluster, model = train_once()
 
     class Spoiling(PartyPerformer):
         def __call__(self, request):

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +18,7 @@ import pytest
 
 from glasu.runtime.audit import audit_folder
 from glasu.runtime.trained_model import TrainedModel
-from support.commands import GLASU
+from support.commands import GLASU, glasu
 from support.kits import simulate_with_secrets
 from support.processes import SMALL_RUN, Processes, assert_same_report
 
@@ -29,6 +30,7 @@ hidden = 32
 [train]
 num_rounds = 60
 """
+WITH_DROPOUT = SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"
 
 
 @pytest.fixture
@@ -43,16 +45,31 @@ def processes(tmp_path, kits):
     made[0].stop()
 
 
+@pytest.fixture(scope="module")
+def finished_folder(kits, tmp_path_factory) -> Path:
+    """Return the folder of a finished training with party dropout; not to be changed."""
+    roles = Processes(tmp_path_factory.mktemp("finished"), kits, WITH_DROPOUT)
+    try:
+        roles.listen()
+        for name in "abc":
+            roles.start(name)
+        roles.finish()
+    finally:
+        roles.stop()
+    return roles.folder
+
+
+@pytest.fixture
+def finished(finished_folder, processes, tmp_path) -> Processes:
+    """Return the processes of a finished training with party dropout."""
+    written = shutil.ignore_patterns("parties", "run.toml")  # by `Processes`
+    shutil.copytree(finished_folder, tmp_path, ignore=written, dirs_exist_ok=True)
+    return processes(WITH_DROPOUT)
+
+
 def test_a_party_and_the_server_are_killed_and_started_again(processes):
     roles = processes(SMALL_RUN.format(rounds=60))
-    roles.listen()
-    for name in "abc":
-        roles.start(name)
-    roles.wait(lambda: roles.rounds("server") >= 5)
-    roles.kill("b")
-    roles.wait(lambda: roles.rounds("server") >= 12)
-    roles.kill("server")
-    report = roles.finish()
+    report = roles.run_with_kills("b")
     assert_same_report(report, roles)
     assert roles.started == {"server": 2, "a": 1, "b": 2, "c": 1}
     for name in "abc":  # entries of the killed process stay, and the chain is valid
@@ -130,12 +147,8 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
     }
 
 
-def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(processes):
-    roles, wait = processes(SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"), 20.0
-    roles.listen()
-    for name in "abc":
-        roles.start(name)
-    roles.finish()
+def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(finished):
+    roles, wait = finished, 10.0
     ids = roles.folder / "ids.csv"
     ids.write_text("id\n" + "".join(f"{value}\n" for value in roles.parties[0].ids))
     roles.listen("--predict", "--wait", str(wait))
@@ -163,7 +176,8 @@ def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_ans
     )
     expected = roles.folder / "expected.csv"
     words = ["predict", roles.folder / "simulated", "--parties", "a,c", "--out", expected]
-    done = subprocess.run([*GLASU, *map(str, words)], capture_output=True, text=True, check=True, cwd=roles.folder)
+    done = glasu(*words)
+    assert done.returncode == 0, done.stderr
     assert (roles.folder / "a" / "predictions.csv").read_bytes() == expected.read_bytes()
     said = next(line for line in roles.log("a").splitlines() if "validation scores of" in line)
     assert said.removeprefix("glasu join: ") in done.stdout
@@ -171,12 +185,8 @@ def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_ans
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 
-def test_after_the_training_the_same_commands_predict_for_who_asks(processes):
-    roles = processes(SMALL_RUN.format(rounds=2))
-    roles.listen()
-    for name in "abc":
-        roles.start(name)
-    roles.finish()
+def test_after_the_training_the_same_commands_predict_for_who_asks(finished):
+    roles = finished
     ids = roles.parties[1].ids[[7, 50, 3]]
     (roles.folder / "ids.csv").write_text("id\n" + "".join(f"{value}\n" for value in ids))
     roles.listen("--predict")

@@ -11,7 +11,7 @@ from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
-from support.races import CASES, GOOD, decided, race
+from support.races import CASES, DIVERGING, GOOD, decided, race
 from support.tiny import assert_same_end, assert_same_run
 
 OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
@@ -20,8 +20,15 @@ OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        *((name, {}) for name in [*CASES, "the preferred one diverges", "another one diverges"]),
-        *((name, OWNER) for name in ["the second of three wins", "the preferred one diverges"]),
+        ("another one wins", {}),
+        ("the preferred one diverges", OWNER),
+        *(
+            pytest.param(name, keys, marks=pytest.mark.slow)
+            for name, keys in [
+                *((name, {}) for name in [*CASES, *DIVERGING] if name not in ("another one wins", "all diverge")),
+                ("the second of three wins", OWNER),
+            ]
+        ),
     ],
     ids=str,
 )

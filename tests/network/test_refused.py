@@ -69,7 +69,7 @@ class Serving:
         return list(self._desk.log)
 
     def serves_nobody(self) -> bool:
-        return not any(self._desk.session.connected().values())
+        return not any(self._desk.session.list_connected().values())
 
     def answer(self, kit):
         return answer(kit, self.port)

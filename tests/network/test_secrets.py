@@ -89,7 +89,7 @@ def test_a_missing_or_changed_secret_is_refused_on_resume(state, stopped, own_ki
     options = JoinOptions(kit=open_kit(own_kits / "b"), server="localhost:1", out=stopped.folder / "b")
     (finding,) = check_joining_folder(options, None)
     assert (finding.check, finding.level) == ("folder", "bad")
-    assert said in finding.said
+    assert said in finding.text
 
     write_secret(own_kits / "b", secrets_of("b")["b"])
     report, _ = stopped.run()

@@ -105,5 +105,5 @@ def test_a_message_that_takes_longer_than_every_ping_arrives(running):
     party.send([Partial(key(0, 0, 0, 1), LONG[:3000])])  # 12 s
     (message,) = desk.session.receive(Receive((Partial,), key(0, 0)))
     assert message.value.shape == (3000, 1024)
-    wait_for(lambda: desk.session.connected()["a"])
+    wait_for(lambda: desk.session.list_connected()["a"])
     assert not any("the connection ended" in line for line in desk.log)

@@ -126,7 +126,7 @@ def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejecte
         for kit in kits_of_code:
             ended = answer(kit, desk.port)
             assert ended.code is code
-    assert not any(desk.session.connected().values())
+    assert not any(desk.session.list_connected().values())
     assert isinstance(answer(own, desk.port), bytes)
 
 
@@ -207,7 +207,7 @@ def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(
         with forwarding(*ports) as port:
             ended = answer(own, port)
         assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
-        assert not any(desks[1].session.connected().values())
+        assert not any(desks[1].session.list_connected().values())
         with forwarding(ports[0]) as port:  # the forwarder itself changes nothing
             assert isinstance(answer(own, port), bytes)
 
@@ -400,7 +400,7 @@ class SlowReader:
                 break
         self.over.wait(60)
 
-    def turn_away(self, party, caller, reason):
+    def record_rejection(self, party, address, reason):
         raise AssertionError(reason)
 
 

@@ -159,9 +159,15 @@ def test_two_certificates_in_one_file_are_refused(copy):
     refused(folder, "certificate.pem", "one certificate")
 
 
-@pytest.mark.parametrize(("name", "role"), [("server", "party"), ("a", "server")])
-def test_a_kit_is_not_opened_for_the_other_role(kits, name, role):
-    refused(kits / name, "is the kit of", f"that of a {role} is needed", role=role)
+@pytest.mark.parametrize(
+    ("name", "role", "needed"),
+    [
+        ("server", "party", "the kit of a party is needed here, for example kits/<party>"),
+        ("a", "server", "the kit of the server is needed here, for example kits/server"),
+    ],
+)
+def test_a_kit_is_not_opened_for_the_other_role(kits, name, role, needed):
+    refused(kits / name, "is the kit of", needed, role=role)
 
 
 def test_a_party_cannot_be_made_a_server_by_editing_its_kit_toml(kits, copy):

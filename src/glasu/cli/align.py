@@ -52,6 +52,11 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(
             "--server and --kit must be given together; without them, all parties are folders on this disk."
         )
+    if args.server is None and len(args.parties) == 1:
+        raise ConfigError(
+            "an alignment on this disk needs the folders of two or more parties; give all of them, or add "
+            "--server HOST:PORT --kit KIT to take part in an alignment between machines."
+        )
     if args.server is None:
         _align_here(args)
     elif len(args.parties) > 1:

@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attack", action="store_true", help="attack the transcript in RUN_DIR; the data of the run is read again"
     )
+    parser.add_argument(
+        "--role",
+        action="append",
+        metavar="NAME",
+        help="with --attack: the attacker, server or a party; may be given more than once (default: the server and the "
+        "last party)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -49,20 +56,24 @@ def run(args: argparse.Namespace) -> None:
 
     if not args.run_dir.is_dir():
         raise ConfigError(f"{args.run_dir}: is not a folder; give the folder with the ledgers.")
+    if args.role and not args.attack:
+        raise ConfigError(f"--role {args.role[0]}: needs --attack.")
     page = args.run_dir / "audit.html" if args.out is None else args.out
     if page.is_dir():
         raise ConfigError(f"--out {page}: is a folder; give the name of a page, for example audit.html.")
     audit = audit_folder(args.run_dir, args.peers)
     found, text = dict(to_json_value(audit)), render_text(audit)
+    attacks: list[tuple[str, ...]] = []
     if args.attack:
-        from glasu.runtime.attack import attack_folder, format_results
+        from glasu.runtime.attack import RESULT_HEADINGS, attack_folder, format_results, list_cells
 
-        results = attack_folder(args.run_dir)
+        results = attack_folder(args.run_dir, args.role)
         found["attacks"] = [to_json_value(asdict(each)) for each in results]
         text = f"{text}\n{format_results(results)}"
+        attacks = [RESULT_HEADINGS, *map(list_cells, results)]
     make_output_folder(page.parent)
-    write_atomically(page, render_page(audit, datetime.now(UTC)).encode())
+    write_atomically(page, render_page(audit, datetime.now(UTC), attacks).encode())
     print(json.dumps(found, indent=2) if args.json else f"{text}\n{page}")
     if audit.failures:
-        listed = "; ".join(f"{check.check}: {check.said}" for check in audit.failures)
+        listed = "; ".join(f"{check.check}: {check.text.removesuffix('.')}" for check in audit.failures)
         raise LedgerError(f"{listed}. Ask the party for the original file, and compare with --peers.")

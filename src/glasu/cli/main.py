@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
         args = build_parser(commands).parse_args(argv)
         with _leave_no_empty_folder(args):
             return _run(args)
-    except KeyboardInterrupt as interruption:  # before the command started, or while it ended
+    except KeyboardInterrupt as interruption:  # outside `_run`, which handles the interruption of a command
         return _find_exit_code(interruption)
 
 

@@ -31,6 +31,34 @@ ACTIONS = {
 EXAMPLE = "glasu provision --parties a,b,c --host localhost --out kits"
 
 
+ROLE_ACTIONS = {  # per action: purpose, details, example
+    "request": (
+        "at a party or the server: make a key and a signing request",
+        "The key stays in KIT. Only KIT/request.pem goes to the CA. Copy the files that the CA returns to KIT: they\n"
+        "complete the kit. A party's secret is made as well.",
+        "glasu provision request --party clinic --out kits/clinic",
+    ),
+    "sign": (
+        "at the CA: sign the requests of parties and the server",
+        "The first call makes the CA and needs --host. The order of the requests of parties is the roster; later\n"
+        "calls append to it. Send ca.pem, certificate.pem and kit.toml back to each party, and to the server also\n"
+        "revoked.pem.",
+        "glasu provision sign server.pem clinic.pem insurer.pem --ca kits --host glasu.example.org",
+    ),
+    "pin": (
+        "record the fingerprints of the peers' keys; without --peers, show them",
+        "A pinned peer is refused if it has another key, even if the CA has signed it. Compare the fingerprints over\n"
+        "the telephone. For masks and ckks, every party must pin all other parties.",
+        "glasu provision pin kits/clinic --peers insurer=a2ed-b15b-264f-5f40-f917-fa8d",
+    ),
+    "secret": (
+        "at a party: make the secret of a kit, if it has none",
+        "Private draws are derived from it. `glasu join` makes it too, unless the kit is read-only. Back it up.",
+        "glasu provision secret kits/clinic",
+    ),
+}
+
+
 def parse_names(text: str) -> list[str]:
     """Parse a comma-separated list."""
     return [name.strip() for name in text.split(",")]
@@ -63,12 +91,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action")
-    request = actions.add_parser("request", help="at a party or the server: make a key and a signing request")
+    parsers = {
+        name: actions.add_parser(
+            name,
+            help=purpose,
+            description=f"{purpose[0].upper()}{purpose[1:]}.\n\n{details}",
+            epilog=f"example: {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for name, (purpose, details, example) in ROLE_ACTIONS.items()
+    }
+    request = parsers["request"]
     owner = request.add_mutually_exclusive_group(required=True)
     owner.add_argument("--party", metavar="NAME", help="the name in party.toml; also creates the party's secret")
     owner.add_argument("--server", action="store_true", help="for the server")
     request.add_argument("--out", type=parse_path, required=True, metavar="KIT", help="folder for the kit")
-    sign = actions.add_parser("sign", help="at the CA: sign the requests of parties and the server")
+    sign = parsers["sign"]
     sign.add_argument(
         "requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party or the server"
     )
@@ -82,7 +120,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         help="a DNS name or IP address of the server; with a new CA or a request of the server",
     )
     sign.add_argument("--days", type=int, help="validity of the certificates (default: 365)")
-    pin = actions.add_parser("pin", help="record the fingerprints of the peers' keys; without --peers, show them")
+    pin = parsers["pin"]
     pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
     pin.add_argument(
         "--peers",
@@ -92,8 +130,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FINGERPRINT",
         help="fingerprints of other parties or `server`, compared over the telephone",
     )
-    secret = actions.add_parser("secret", help="at a party: make the secret of a kit, if it has none")
-    secret.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
+    parsers["secret"].add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -174,7 +211,7 @@ def _make_secret(folder: Path) -> None:
 
 def _provision(args: argparse.Namespace, options: list[str]) -> None:
     if not options:
-        raise ConfigError(f"name an action: request, sign, pin, secret, or one of {', '.join(ACTIONS)}.")
+        raise ConfigError(f"name an action: {', '.join(ROLE_ACTIONS)}, or one of {', '.join(ACTIONS)}.")
     if args.out is None:
         raise ConfigError(f"{options[0]}: also give --out KITS, the folder for the kits.")
     if args.host and not (args.parties or args.renew):

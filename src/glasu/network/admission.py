@@ -27,6 +27,7 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
+from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import make_printable
 from glasu.network.roster import RestartAttempt
 from glasu.network.witness import Witness
@@ -71,7 +72,8 @@ class Admission:
         self._fence, self._rounds, self._witness = fence, rounds, witness
         self._stated: dict[str, Facts] = {}  # facts of the admitted processes, by party
         self.statements: dict[str, StatementPayload] = {}  # by party
-        self._asked: tuple[str, dict[str, str]] = "", {}  # the party that was asked to compare its ids, and the shares
+        # The party that compares its ids now, and the shares with which it does so.
+        self._asked: tuple[str, dict[str, IdShare]] = ("", {})
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process and return its welcome, or raise RefusalError. The admission is durable."""
@@ -116,7 +118,7 @@ class Admission:
             if stated.ledger is None:
                 raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
             if self._witness is not None:
-                self._witness.check(party, stated.ledger)
+                self._witness.check(party, stated.ledger.head)
             if party not in self.statements:
                 known = {THE_SERVER: self._facts, **{name: each.facts for name, each in self.statements.items()}}
                 lines = describe_builds(party, stated.facts, known)
@@ -141,7 +143,7 @@ class Admission:
         if self._fence is not None:
             self._fence.withdraw(party)
 
-    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
+    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
         """Return the first party, in the order of admission, that lacks an HMAC for another party, and all shares."""
         known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
@@ -175,7 +177,7 @@ class Admission:
             return
         self._asked = "", {}
         stated = {(tag.party, tag.share) for tag in facts.id_tags}
-        if missing := [name for name, share in shares.items() if name != party and (name, share) not in stated]:
+        if missing := [name for name, share in shares.items() if name != party and (name, share.key) not in stated]:
             listed = ", ".join(missing)
             raise RefusalError(Code.DIFFERENT_FACTS, f"it does not compare its ids with {listed}; {SAME_VERSION}")
 

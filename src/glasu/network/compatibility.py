@@ -74,12 +74,13 @@ RULES = (
     FactRule(
         "ids",
         ("nodes", "id_set"),
-        "the sets of ids differ: list only the common ids, in one order, at all parties",
+        "the sets of ids differ: run glasu align at every party, or list only the common ids everywhere, in one order",
     ),
     FactRule(
         "ids",
         ("id_order",),
-        "the ids are the same, but in another order: list them in one order at all parties, for example sorted",
+        "the ids are the same, but in another order: run glasu align at every party, or list them in one order "
+        "everywhere, for example sorted",
     ),
     FactRule(
         "labels",
@@ -191,15 +192,15 @@ def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str
     torch = {f"torch {facts.torch}": None for facts in parties.values() if facts.torch}
     loaded = (f"extension {extension.name} {extension.version}" for extension in server.extensions)
     equal = ", ".join((f"glasu {server.glasu}", f"numpy {server.numpy}", *torch, *loaded))
-    said = {"versions": f"equal: {equal}"}
+    texts = {"versions": f"equal: {equal}"}
     with_ids = {name: facts.nodes or 0 for name, facts in parties.items() if facts.id_order is not None}
     with_ids = {} if list_pairs_without_tags(parties) else with_ids
     if len(with_ids) > 1:
-        said["ids"] = f"{min(with_ids.values())} common ids, in the same order at {', '.join(with_ids)}"
+        texts["ids"] = f"{min(with_ids.values())} common ids, in the same order at {', '.join(with_ids)}"
     with_labels = {name: facts.classes for name, facts in parties.items() if facts.classes is not None}
     if with_labels:
-        said["labels"] = f"{min(with_labels.values()) or 'no'} classes, the same splits at {', '.join(with_labels)}"
-    return said
+        texts["labels"] = f"{min(with_labels.values()) or 'no'} classes, the same splits at {', '.join(with_labels)}"
+    return texts
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class Inbound:
     def begin_line(self) -> None:
         self.welcome: control.Welcome | None = None
         self.ended: Disconnection | None = None  # why the current line ended
-        self.heard = self.served = self._clock()  # times of the last frame, and of the last frame except heartbeats
+        # Times of the last frame, and of the last frame except heartbeats.
+        self.frame_at = self.content_at = self._clock()
 
 
 class Connection:
@@ -84,12 +85,12 @@ class Connection:
             broken: why the previous stream ended.
         """
         dialing, address = self._dialing, self._dialing.address
-        since, said, at = dialing.clock(), broken, -math.inf
+        since, logged, logged_at = dialing.clock(), broken, -math.inf
         while True:
             self._pause()
             ended = self._try_once()
             if isinstance(ended, control.Welcome):
-                if at > -math.inf:
+                if logged_at > -math.inf:
                     dialing.log.info("connected to the server.")
                 return ended
             why = describe(ended, address, dialing.kit.ca_fingerprint)
@@ -98,7 +99,7 @@ class Connection:
             if ended.code.is_final:
                 raise TransportError(f"this party does not accept the server at {address}: {why}.")
             waited = dialing.clock() - since
-            if ended != said or dialing.clock() - at >= LOGGED_EVERY:
+            if ended != logged or dialing.clock() - logged_at >= LOGGED_EVERY:
                 long = f" since {waited:.0f} s" if waited >= LOGGED_EVERY else ""
                 left = max(0.0, dialing.wait - waited)
                 dialing.log.info(
@@ -108,7 +109,7 @@ class Connection:
                     why,
                     left,
                 )
-                said, at = ended, dialing.clock()
+                logged, logged_at = ended, dialing.clock()
             if ended.code is ConnectionCode.CLOSED:
                 self._delay = FIRST_DELAY  # a flood may occupy all places at the server; retry soon
             if waited + self._delay > dialing.wait:
@@ -136,7 +137,7 @@ class Connection:
     def wait_until(self, done: Callable[[], bool], what: str) -> control.Welcome | None:
         """Wait until `done`, and reconnect whenever the stream breaks; return a welcome as `take` does."""
         inbound, patience = self._inbound, max(self._dialing.wait, LONGEST_SILENCE)
-        told = SILENT_AFTER
+        log_after = SILENT_AFTER
         while True:
             with self.changed:
                 if inbound.error is not None:
@@ -144,8 +145,8 @@ class Connection:
                 if done():
                     return None
                 if (ended := inbound.ended) is None:
-                    told = self._note_silence(told)
-                    if self._dialing.clock() - inbound.served >= patience:
+                    log_after = self._log_silence(log_after)
+                    if self._dialing.clock() - inbound.content_at >= patience:
                         raise AbsenceError(
                             f"waited {patience:.0f} s {what}, and received nothing from the server at "
                             f"{self._dialing.address}; saved work is kept. Start the same command again."
@@ -186,32 +187,32 @@ class Connection:
             hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
             stream.send(make_control_frame(hello))
             self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
-            told, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
+            log_after, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
             while inbound.welcome is None and inbound.ended is None and inbound.error is None:
                 if dialing.clock() >= deadline:
                     return Disconnection(ConnectionCode.NO_ANSWER)
-                told = self._note_silence(told)
+                log_after = self._log_silence(log_after)
                 self.changed.wait(0.5)
             if inbound.error is not None:
                 raise inbound.error
             return inbound.welcome or inbound.ended or Disconnection(ConnectionCode.CLOSED)
 
-    def _note_silence(self, told: float) -> float:
+    def _log_silence(self, log_after: float) -> float:
         """Log that the server is silent; return the length of silence after which to log again."""
-        silent = self._dialing.clock() - self._inbound.heard
+        silent = self._dialing.clock() - self._inbound.frame_at
         if silent < SILENT_AFTER:
-            if told > SILENT_AFTER:
+            if log_after > SILENT_AFTER:
                 self._dialing.log.info("the server at %s answers again.", self._dialing.address)
             return SILENT_AFTER
-        if silent < told:
-            return told
+        if silent < log_after:
+            return log_after
         self._dialing.log.info("the server at %s has been silent for %.0f s.", self._dialing.address, silent)
         return silent + LOGGED_EVERY
 
     # --- for gRPC's reader ------------------------------------------------------------------------
 
     def _arrive(self, line: Line, event: bytes | Disconnection) -> None:
-        """Process a frame, or the end of a line."""
+        """Process a frame, or the end of the stream of this line."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)
             with self.changed:
@@ -233,35 +234,35 @@ class Connection:
 
     def _take(self, stream: FrameStream, frame: Frame) -> None:
         inbound = self._inbound
-        inbound.heard = self._dialing.clock()
+        inbound.frame_at = self._dialing.clock()
         if frame.control is not None and frame.number == 0:
             self._take_unnumbered(stream, frame.control)
         elif inbound.welcome is None:
             raise ProtocolError("received a frame before the welcome.")
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
-            inbound.served = inbound.heard
+            inbound.content_at = inbound.frame_at
             if not isinstance(frame.control, control.StatementRequest):  # every welcome is followed by one
                 self._delay = 0.0  # the server serves this party
 
-    def _take_unnumbered(self, stream: FrameStream, word: Any) -> None:
+    def _take_unnumbered(self, stream: FrameStream, message: Any) -> None:
         inbound = self._inbound
-        if isinstance(word, control.Welcome | control.Refused) and self._run not in (None, word.run):
+        if isinstance(message, control.Welcome | control.Refused) and self._run not in (None, message.run):
             inbound.ended = Disconnection(ConnectionCode.ANOTHER_RUN, str(self._run))
             return
-        match word:
+        match message:
             case control.Notice(line):
                 self._notices.write_counts()
                 self._notices.write(line, "the server")
-                inbound.served, self._delay = inbound.heard, 0.0
+                inbound.content_at, self._delay = inbound.frame_at, 0.0
             case control.Stopped(code, reason):
                 inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # not this party's fault
             case control.Refused(code, reason, table):
                 inbound.error = RefusalError(code, f"the server does not accept this party: {reason}", table)
             case control.Welcome() if inbound.welcome is None:
-                self._take_welcome(stream, word)
+                self._take_welcome(stream, message)
             case _:
-                raise control.refuse_control(word)
+                raise control.refuse_control(message)
 
     def _take_welcome(self, stream: FrameStream, welcome: control.Welcome) -> None:
         if not welcome.resumed:

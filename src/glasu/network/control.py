@@ -4,7 +4,7 @@
     Hello            ------>
                      <------    Welcome
     Statement        ------>
-                     <------    ProposedAttempt    (StatementRequest: state again first)
+                     <------    ProposedAttempt    (or StatementRequest: send another Statement first)
     Confirmation     ------>
     PartyResult      ------>
                      <------    Goodbye
@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
-from glasu.network.facts import MAX_PARTIES, Short
+from glasu.network.facts import Short
 from glasu.network.handshake import Payload
+from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, make_printable
-from glasu.privacy.ledger import LedgerHead
+from glasu.network.signatures import SignedHead
+from glasu.pki.identity import MAX_PARTIES
 from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
 
@@ -70,7 +72,7 @@ class StatementRequest:
     With shares, each party also states HMACs of its ids for the others (`glasu.network.id_keys`).
     """
 
-    shares: Annotated[Mapping[str, Short], Length(MAX_PARTIES)] = field(default_factory=dict)  # by party
+    shares: Annotated[Mapping[str, IdShare], Length(MAX_PARTIES)] = field(default_factory=dict)  # by party
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,10 @@ class ProposedAttempt:
 
     number: Annotated[int, Bounds(1, 2**31 - 1)]
     round: Annotated[int, Bounds(0, 2**32 - 1)]
-    present: tuple[Short, ...]  # the parties of this attempt, in client order
+    present: Annotated[tuple[Short, ...], Length(MAX_PARTIES)]  # the parties of this attempt, in client order
     digest: Digest | None = None  # digest of this party's checkpoint of that round
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the heads that the parties stated, by party
+    # the heads that the parties stated, by party
+    ledgers: Annotated[Mapping[str, SignedHead], Length(MAX_PARTIES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,9 @@ def refuse_control(message: object) -> ProtocolError:
 
 
 def describe_start(progress: Progress | None) -> str:
-    """Describe where an attempt begins; without progress, at the first round."""
-    if progress is None or not progress.round:
+    """Describe where an attempt begins; None: it has no rounds."""
+    if progress is None:
+        return "starting"
+    if not progress.round:
         return "starting with the first round"
     return f"continuing after {progress.describe_position()}"

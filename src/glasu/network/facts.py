@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from glasu.data.party import have_labels, measure_labels, sign_ids
-from glasu.network.id_keys import IdKeys, IdTag
+from glasu.network.id_keys import IdKeys, IdShare, IdTag
+from glasu.pki.identity import MAX_PARTIES
 from glasu.protocol.message_bytes import compute_format_number
 from glasu.records import Bounds, Length
 from glasu.registry import Extension, extensions, load_entry_points
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Purpose = Literal["training", "prediction", "dry run", "alignment", "dry run of an alignment"]
 NonNegative = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
-MAX_EXTENSIONS, MAX_PARTIES = 64, 1000
+MAX_EXTENSIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Facts:
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC, of aligned parties
     id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
-    share: Short | None = None  # of parties that are not aligned: public key of this process, and HMACs for the others
+    share: IdShare | None = None  # of parties that are not aligned: key of this process, and HMACs for the others
     id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})
@@ -151,7 +152,8 @@ def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str
 
 def _find_tag(parties: Mapping[str, Facts], party: str, other: str) -> IdTag | None:
     """Return the tag that a party has made for the current process of another party."""
-    tags = (tag for tag in parties[party].id_tags if tag.party == other and tag.share == parties[other].share)
+    share = parties[other].share
+    tags = (tag for tag in parties[party].id_tags if share is not None and (tag.party, tag.share) == (other, share.key))
     return next(tags, None)
 
 

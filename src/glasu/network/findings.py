@@ -20,7 +20,7 @@ class Finding:
 
     check: Annotated[str, Length(200)]
     level: Level
-    said: Annotated[str, Length(4000)]
+    text: Annotated[str, Length(4000)]
 
 
 Findings = Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
@@ -44,7 +44,7 @@ class Diagnosis:
         """Return one line per finding."""
         width = max(map(len, self.findings))
         return [
-            f"{role:<{width}}  {finding.level:<7}  {finding.check}: {finding.said}"
+            f"{role:<{width}}  {finding.level:<7}  {finding.check}: {finding.text}"
             for role, found in self.findings.items()
             for finding in found
         ]
@@ -56,7 +56,7 @@ class Diagnosis:
         if not bad:
             roles = ", ".join(role for role in self.findings if role not in ("server", TOGETHER))
             return f"ready: the server and {roles} can {what}.{noted}"
-        listed = "; ".join(f"{role}: {finding.check}: {finding.said}" for role, finding in bad)
+        listed = "; ".join(f"{role}: {finding.check}: {finding.text}" for role, finding in bad)
         text = f"not ready, {len(bad)} problem{'s' * (len(bad) > 1)}: {listed}"
         return f"{text}{'' if text.endswith('?') else '.'}{noted}"
 
@@ -64,5 +64,5 @@ class Diagnosis:
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings of another role without unprintable characters."""
     return tuple(
-        Finding(make_printable(each.check), each.level, make_printable(each.said, MAX_REASON)) for each in findings
+        Finding(make_printable(each.check), each.level, make_printable(each.text, MAX_REASON)) for each in findings
     )

@@ -26,7 +26,7 @@ CONTROL, PIECE, ACK = 0, 1, 2
 MAX_PIECE = 1 << 20
 MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses longer frames before they reach this module
 CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and starts have a few KiB
-WINDOW = 16 << 20  # unacknowledged bytes in flight; it allows 160 MB/s at a round trip of 100 ms
+WINDOW = 8 << 20  # unacknowledged bytes in flight; it allows 80 MB/s at a round trip of 100 ms
 ROOM = 8 << 20  # bytes of one peer in its inbox at which acknowledgements stop
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
 FRAME_HEADER = struct.Struct("<BQQ")
@@ -149,7 +149,7 @@ class Outbox:
     def rewind(self, received: int) -> None:
         """Begin another stream. All frames after `received` are sent again."""
         if received < self._first - 1:
-            raise ProtocolError(f"frame {received + 1} is asked for again, but it was acknowledged before.")
+            raise ProtocolError(f"frame {received + 1} is requested again, but it was acknowledged before.")
         self.acknowledge(received)
         self._sent = self._in_flight = 0
 

@@ -26,8 +26,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 from glasu.errors import ConfigError
 from glasu.network.facts import Facts, Short
 from glasu.network.findings import Findings
+from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import MAX_REASON, make_printable
-from glasu.privacy.ledger import LedgerHead
+from glasu.network.signatures import SignedHead
 from glasu.records import Bounds, Length, RecordError, read_record
 
 Payload = Mapping[str, Any]  # a JSON object
@@ -87,7 +88,7 @@ class ResultPayload:
     """Party: its results are written."""
 
     weights_sha256: Short = ""  # training
-    ledger: LedgerHead | None = None  # head of the party's ledger after its last release
+    ledger: SignedHead | None = None  # head of the party's ledger after its last release
     received: Number = 0  # prediction: nodes whose scores it received; alignment: common ids
 
 
@@ -123,7 +124,7 @@ class StatementPayload:
     digest: Short = ""  # digest of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
-    ledger: LedgerHead | None = None  # head of the party's ledger, durable; None in a dry run
+    ledger: SignedHead | None = None  # head of the party's ledger, durable; None in a dry run
     findings: Findings = ()  # dry run
 
 
@@ -131,7 +132,7 @@ class StatementPayload:
 class FarewellPayload:
     """Server: the run is finished, with these ledgers of the parties."""
 
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)
+    ledgers: Mapping[str, SignedHead] = field(default_factory=dict)
 
 
 def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
@@ -176,7 +177,7 @@ class ServerHandshake(Protocol):
         """Forget a party's admitted process: it declined, `prepare` refused it, or the others continue without it."""
         ...
 
-    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
+    def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
         """Return a prepared party that must compare its ids with another party's, and the shares that it needs.
 
         None: nothing is missing. The session asks after every statement, and sends that party the shares.
@@ -209,8 +210,8 @@ class ClientHandshake(Protocol):
         """
         ...
 
-    def store_shares(self, shares: Mapping[str, str]) -> None:
-        """Store the shares of all parties. The next statement contains HMACs for them."""
+    def store_shares(self, shares: Mapping[str, IdShare]) -> None:
+        """Store the shares of all parties, or refuse them. The next statement contains HMACs for them."""
         ...
 
     def statement(self) -> Payload:

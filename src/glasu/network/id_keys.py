@@ -1,12 +1,13 @@
 """Compare lists of ids between parties without giving the server a value against which it can test guesses.
 
 Aligned parties have a common key that the server does not have (`glasu.data.alignment_file`). Other parties agree on
-one key for each pair. Every process makes an X25519 key and states its public part, the share. The server forwards the
-shares, and every party states HMACs of its ids under the keys that it shares with the others. Two parties with the same
-ids state the same HMACs.
+one key for each pair. Every process makes an X25519 key and states its public part, the share, with the party's
+signature. The server forwards the shares, and every party states HMACs of its ids under the keys that it shares with
+the others. Two parties with the same ids state the same HMACs.
 
-This is secure against a server that follows the protocol and reads everything. A server that replaces the shares with
-its own could test guesses of a whole list.
+A server that could replace the shares with its own could test guesses of a whole list. `signatures.py` states when the
+signatures prevent this. The signature need not name the run, because the server does not know the private key of an old
+share either.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from glasu.data.party import sign_ids
 from glasu.errors import ProtocolError
+from glasu.network.signatures import Signature, refuse_unsigned, sign_statement
+from glasu.privacy.masking import Signer
 from glasu.records import Length
 
 if TYPE_CHECKING:
@@ -31,11 +34,19 @@ PAIR_KEY_INFO = b"glasu: key of two parties for their ids"
 
 
 @dataclass(frozen=True)
+class IdShare:
+    """The public key of one process of a party, signed by the party."""
+
+    key: Hex
+    signature: Signature
+
+
+@dataclass(frozen=True)
 class IdTag:
     """HMACs of a party's ids for one other party."""
 
     party: Hex  # the other party
-    share: Hex  # the share of the other party's process
+    share: Hex  # the key in the share of the other party's process
     id_set: Hex  # an HMAC of the sorted ids
     id_order: Hex  # an HMAC of the ids in their order
 
@@ -43,14 +54,21 @@ class IdTag:
 class IdKeys:
     """The keys that one process of a party shares with the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, signer: Signer) -> None:
+        """Make the key of this process, and sign its share for the party with this name."""
+        self._name, self._signer = name, signer
         self._private = X25519PrivateKey.generate()
-        self.share = self._private.public_key().public_bytes_raw().hex()
-        self._shares: dict[str, str] = {}  # shares of the other parties, by name
+        key = self._private.public_key().public_bytes_raw().hex()
+        self.share = IdShare(key, sign_statement(signer, _describe_share(name, key)))
+        self._shares: dict[str, str] = {}  # keys of the other parties, by name
 
-    def store_shares(self, own: str, shares: Mapping[str, str]) -> None:
-        """Store the shares of all parties, which the server forwards; `own` is the name of this party."""
-        self._shares = {name: share for name, share in shares.items() if name != own}
+    def store_shares(self, shares: Mapping[str, IdShare]) -> None:
+        """Store the shares of all parties, which the server forwards; refuse one that its party has not signed."""
+        others = {name: share for name, share in shares.items() if name != self._name}
+        for name, share in others.items():
+            what = f"party {self._name!r}: the share for the comparison of ids"
+            refuse_unsigned(self._signer, name, what, share.signature, _describe_share(name, share.key))
+        self._shares = {name: share.key for name, share in others.items()}
 
     def make_tags(self, party: PartyData) -> tuple[IdTag, ...]:
         """Return a tag of the party's ids for each party whose share is known."""
@@ -66,5 +84,9 @@ class IdKeys:
             common = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(share)))
         except ValueError:
             raise ProtocolError(f"the share of party {name!r} is not a valid X25519 key; check the server.") from None
-        both = "|".join(sorted((self.share, share))).encode()
+        both = "|".join(sorted((self.share.key, share))).encode()
         return HKDF(SHA256(), 32, salt=None, info=PAIR_KEY_INFO + both).derive(common)
+
+
+def _describe_share(name: str, key: str) -> tuple[str, ...]:
+    return "share for ids", name, key

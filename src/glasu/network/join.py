@@ -29,11 +29,12 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
-from glasu.network.id_keys import IdKeys
+from glasu.network.id_keys import IdKeys, IdShare
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
 from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
+from glasu.network.signatures import make_signer
 from glasu.pki.key_signing import KitSigner
 from glasu.privacy.ledger import LedgerError
 from glasu.protocol.client import Client
@@ -64,9 +65,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
                 f"{party.name!r}."
             )
         self.options, self.telemetry = options, Telemetry(options.clock)
-        self.session_ledger = SessionLedger(options.kit.name)
+        signer = make_signer(options.kit)
+        self.session_ledger = SessionLedger(options.kit.name, signer)
         self.watch = self.telemetry.watch  # adds up the computing time of the script
-        self.id_keys = IdKeys()
+        self.id_keys = IdKeys(options.kit.name, signer)
 
     @abstractmethod
     def hello(self) -> Payload:
@@ -76,9 +78,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Read and accept the offer of a server process, or raise GlasuError, so that the session declines it."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
-    def store_shares(self, shares: Mapping[str, str]) -> None:
-        """Store the shares of all parties. The next statement contains HMACs for them."""
-        self.id_keys.store_shares(self.options.kit.name, shares)
+    def store_shares(self, shares: Mapping[str, IdShare]) -> None:
+        """Store the shares of all parties, or refuse them. The next statement contains HMACs for them."""
+        self.id_keys.store_shares(shares)
 
     @abstractmethod
     def accept(self, offered: WelcomePayload) -> None:
@@ -132,10 +134,10 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     def take_farewell(self, farewell: Payload) -> None:
         """Process the payload of the server's goodbye: the last heads of all ledgers."""
-        said = read_payload(FarewellPayload, farewell, "the farewell of the server")
+        payload = read_payload(FarewellPayload, farewell, "the farewell of the server")
         try:
-            self.session_ledger.record_last_heads(said.ledgers, self.scope().training)
-        except LedgerError as error:  # the results are complete; the next attempt would be refused
+            self.session_ledger.record_last_heads(payload.ledgers, self.scope())
+        except (LedgerError, ProtocolError) as error:  # the results are complete
             self.options.log.warning("%s", error)
 
     def close(self, *, finished: bool) -> None:
@@ -200,7 +202,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
                 settings=config.flatten(),
                 rounds=self.rounds(),
                 facts=self.facts(),
-                ledger=self.session_ledger.state_head(),
+                ledger=self.session_ledger.state_head(self.scope()),
             )
         )
 
@@ -249,9 +251,9 @@ class PartyPerformer:
             self.send(messages)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages. First make the last checkpoint and the entries of their content in the ledger durable."""
+        """Send messages. First make the entries of their content in the ledger and the last checkpoint durable."""
+        self.purpose.session_ledger.ledger.sync()  # first, because a thread writes the checkpoint at the same time
         self.purpose.settle()
-        self.purpose.session_ledger.ledger.sync()
         with self.purpose.telemetry.watch.measure("communication"):
             self.session.send(messages)
 
@@ -323,7 +325,8 @@ def _run_attempt(
         result = drive(script, perform, purpose.watch)
         perform.flush()
         finished = purpose.finish(result)
-        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=purpose.session_ledger.state_head())))
+        head = purpose.session_ledger.state_head(purpose.scope(), is_last=True)
+        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
         return session.await_attempt()
     except NewAttempt as proposed:
         return proposed.attempt

@@ -58,10 +58,11 @@ class PeerFrames:
     def open_stream(self) -> FrameStream:
         return FrameStream(self._roster.changed)
 
-    def turn_away(self, party: str, caller: str, reason: str) -> None:
+    def record_rejection(self, party: str, address: str, reason: str) -> None:
         with self._roster.changed:
             self.refused += 1
-            self._roster.log.write(f"{caller}: not served: {make_printable(reason, MAX_REASON)}.", party or "strangers")
+            line = f"{address}: not served: {make_printable(reason, MAX_REASON)}."
+            self._roster.log.write(line, party or "strangers")
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
@@ -90,16 +91,19 @@ class PeerFrames:
         if peer.stream is not stream:
             if not isinstance(frame.control, control.Hello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
-            self._greet(peer, stream, frame.control)
+            self._take_hello(peer, stream, frame.control)
             return
         is_next = peer.channel.accept(frame)
         if frame.number == 0 and frame.control is not None:
-            self._take_last_word(peer, frame.control)
+            self._take_final(peer, frame.control)
         elif is_next and frame.control is not None:
             self._take_control(peer, frame.control)
         elif is_next:
             for piece in split_pieces(frame.body):
                 self._add_piece(peer, piece)
+            if self._roster.is_receiving:  # the thread of the run needs a message of another party as well
+                self._roster.changed.wake_writers()
+                return
         self._roster.changed.notify_all()  # at the end: answers wait now, and acknowledgements have opened windows
 
     def _add_piece(self, peer: Peer, piece: memoryview) -> None:
@@ -123,7 +127,7 @@ class PeerFrames:
 
     # --- hello ----------------------------------------------------------------------------
 
-    def _greet(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
+    def _take_hello(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         """Resume a known process, admit a new one, or refuse it."""
         if self._roster.failure is not None:
             self._roster.stop(stream)
@@ -134,7 +138,7 @@ class PeerFrames:
             # run. It must pass the handshake again. Otherwise it would resume in the middle of an attempt that
             # continues without it.
             peer.channel.outbox.rewind(hello.received)
-            self._seat(peer, stream, {}, resumed=True)
+            self._bind_stream(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
         else:
             try:
@@ -150,13 +154,13 @@ class PeerFrames:
             peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
         peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
-        self._seat(peer, stream, welcome, resumed=False)
+        self._bind_stream(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
         if state is RunState.CLOSED:  # before that, the process receives the goodbye with the others
             self.dismiss(peer)
 
-    def _seat(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
+    def _bind_stream(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
         """Make this stream the current one of the party."""
         if peer.stream is not None:
             peer.stream.close()
@@ -209,22 +213,22 @@ class PeerFrames:
             self._roster.announce(line, about=peer.name)
         self._roster.ask_to_compare()
 
-    def _take_last_word(self, peer: Peer, word: Any) -> None:
+    def _take_final(self, peer: Peer, message: Any) -> None:
         """Process the last message of a party, which ends the stream."""
-        if isinstance(word, control.Failed):
+        if isinstance(message, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
             if self._roster.run.state in RUN_ENDED:  # the run ended while the message was in transit
-                self._roster.log.write(f"{peer.name}: failed after it had finished: {word.reason}", peer.name)
+                self._roster.log.write(f"{peer.name}: failed after it had finished: {message.reason}", peer.name)
                 return
-            self._roster.fail(TrainingError(f"party {peer.name!r} failed: {word.reason}", code="party_failed"))
+            self._roster.fail(TrainingError(f"party {peer.name!r} failed: {message.reason}", code="party_failed"))
             return
-        if not isinstance(word, control.Declined):
-            raise control.refuse_control(word)
+        if not isinstance(message, control.Declined):
+            raise control.refuse_control(message)
         self._handshake.withdraw(peer.name)
-        peer.refusal = word.reason
-        for line in word.table:
+        peer.refusal = message.reason
+        for line in message.table:
             self._roster.log.write(line, peer.name)
-        self._roster.announce(f"{peer.name}: declines to take part: {word.reason}", about=peer.name, without=peer)
+        self._roster.announce(f"{peer.name}: declines to take part: {message.reason}", about=peer.name, without=peer)
         self._roster.drop(peer, PeerEvent.REFUSE)
         self._roster.restart()
 

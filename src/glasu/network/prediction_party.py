@@ -97,7 +97,7 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def scope(self) -> LedgerScope:
         """Return the scope of this prediction, which belongs to the training of the model."""
-        return LedgerScope(self._run, str(self.state.value.run), self.facts().purpose, self.client.requested.digest())
+        return LedgerScope(self._run, str(self.state.value.run), "prediction", self.client.requested.digest())
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
@@ -135,7 +135,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         """Return the script of an attempt; each attempt has its own run id.
 
         Raises:
-            ProtocolError: the proposed parties are not in the roster, in its order and with this party.
+            ProtocolError: the proposed parties are not in the roster, not in its order, or do not include this party.
             AlignmentError: parties are missing, and the model was trained without party dropout.
             ConfigError: the label owner is missing.
         """

@@ -22,7 +22,9 @@ from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolEr
 from glasu.network.control import Notice, StatementRequest, Stopped
 from glasu.network.frames import Channel, CheckLimits, make_control_frame
 from glasu.network.handshake import Payload, ServerHandshake
+from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import LimitedLog
+from glasu.network.signatures import SignedHead
 from glasu.network.states import (
     PeerEvent,
     PeerState,
@@ -33,7 +35,6 @@ from glasu.network.states import (
     make_run_machine,
 )
 from glasu.network.transport import FrameStream, SessionLock
-from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
@@ -106,7 +107,7 @@ class Peer:
     def is_connected(self) -> bool:
         return self.stream is not None
 
-    def ask_again(self, shares: Mapping[str, str] | None = None) -> None:
+    def ask_again(self, shares: Mapping[str, IdShare] | None = None) -> None:
         """Ask for another statement, if the party has stated or done something in this run.
 
         Args:
@@ -144,7 +145,7 @@ class Attempt:
     round: int  # the attempt continues after this round
     digests: Mapping[str, str | None]  # digests of the checkpoints of that round, by party in client order
     check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # by party
+    ledgers: Mapping[str, SignedHead] = field(default_factory=dict)  # by party
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -186,6 +187,11 @@ class Roster:
     def present(self) -> list[Peer]:
         """The parties that are not absent, in client order."""
         return [peer for peer in self.peers.values() if peer.state is not PeerState.ABSENT]
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the thread of the run waits for messages, and some have not arrived."""
+        return any(peer.expected is not None and not peer.channel.inbox for peer in self.peers.values())
 
     def fail(self, error: GlasuError) -> None:
         """Record the failure of the run. The thread of the run raises the first such error."""

@@ -27,10 +27,10 @@ from glasu.network.handshake import (
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
+from glasu.network.signatures import SignedHead
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
 from glasu.network.witness import Witness
-from glasu.privacy.ledger import LedgerHead
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.protocol.server import Server, Sizes
@@ -71,7 +71,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
         fence = None if state is None else Fence(state)
         self.witness = None if state is None else Witness(state, scope)
-        self.ledgers: Mapping[str, LedgerHead] = {}  # the heads of the parties that have finished
+        self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished
         self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds, self.witness)
 
     @property
@@ -118,7 +118,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     @property
     def progress(self) -> Progress | None:
-        """The progress with which the planned attempt begins; None: it begins at the first round."""
+        """The progress with which the planned attempt begins; None: the purpose has no rounds."""
         return None
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
@@ -145,22 +145,22 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         self.ledgers = {party: result.ledger for party, result in results.items() if result.ledger is not None}
         self._keep_heads(self.ledgers)
 
-    def _keep_heads(self, heads: Mapping[str, LedgerHead]) -> None:
+    def _keep_heads(self, heads: Mapping[str, SignedHead]) -> None:
         if self.witness is not None:
-            self.witness.keep(heads)
+            self.witness.keep({party: signed.head for party, signed in heads.items()})
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for these parties and the counts in their statements; return it with the message limits."""
         facts, roster = [stated.facts for stated in statements.values()], tuple(statements)
 
-        def agreed(name: str) -> int:
+        def find_fact(name: str) -> int:
             return next((getattr(own, name) for own in facts if getattr(own, name) is not None), 0)
 
-        num_nodes, validation = agreed("nodes"), agreed("validation_nodes")
+        num_nodes, validation = find_fact("nodes"), find_fact("validation_nodes")
         config, _ = resolve(self.config, num_nodes)
         subset = config.train.evaluate_nodes
-        sizes = Sizes(num_nodes, min(subset, validation) if subset else validation, agreed("test_nodes"))
-        limits = Limits.of_run(config, num_nodes, agreed("classes"), len(roster))
+        sizes = Sizes(num_nodes, min(subset, validation) if subset else validation, find_fact("test_nodes"))
+        limits = Limits.of_run(config, num_nodes, find_fact("classes"), len(roster))
         return Server(config, roster, sizes, run), limits
 
 

@@ -75,7 +75,7 @@ class ServerSession:
         """The number of refused connections and processes. Any thread may read it."""
         return self.host.refused
 
-    def connected(self) -> dict[str, bool]:
+    def list_connected(self) -> dict[str, bool]:
         """Return which parties have a stream now. Any thread may call it."""
         with self.roster.changed:
             return {name: peer.is_connected for name, peer in self.roster.peers.items()}

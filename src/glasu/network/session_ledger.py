@@ -1,4 +1,8 @@
-"""The ledger of a party in a session: it states its head before every attempt, and records the heads of the others."""
+"""The ledger of a party in a session: it states its head before every attempt, and records the heads of the others.
+
+Heads are signed together with the run and whether the run is finished, so the server cannot change one, or forward the
+head of another run. It can repeat an earlier head of the same run, unless the receiver has recorded a later one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from typing import NamedTuple
 
 from glasu.errors import ProtocolError
 from glasu.network.control import ProposedAttempt
+from glasu.network.signatures import SignedHead, refuse_unsigned, sign_statement
 from glasu.privacy.ledger import End, Ledger, LedgerHead
+from glasu.privacy.masking import Signer
 from glasu.runtime.ledger_file import close_ledger
 
 
@@ -23,17 +29,25 @@ class LedgerScope(NamedTuple):
 class SessionLedger:
     """The ledger of one party, which also records the heads of the others' ledgers."""
 
-    def __init__(self, name: str) -> None:
-        """Start without a file; a purpose with messages replaces `ledger` with the one in its folder."""
-        self.name, self.ledger = name, Ledger()
-        self._stated = self.ledger.head
+    def __init__(self, name: str, signer: Signer) -> None:
+        """Start without a file; a purpose with messages replaces `ledger` with the one in its folder.
+
+        Args:
+            name: the name of this party.
+            signer: signs the heads of this party, and checks those of the others.
+        """
+        self.name, self.ledger, self._signer = name, Ledger(), signer
+        self._stated: SignedHead | None = None
         self._begun = ""  # the run of the last start in the ledger
         self._peers: tuple[str, ...] = ()  # the other parties of the last attempt
 
-    def state_head(self) -> LedgerHead:
-        """Make the ledger durable, and return its head, which the server forwards to the other parties."""
+    def state_head(self, scope: LedgerScope, *, is_last: bool = False) -> SignedHead:
+        """Make the ledger durable, and return its signed head, which the server forwards to the other parties."""
         self.ledger.sync()
-        self._stated = self.ledger.head
+        head = self.ledger.head
+        self._stated = SignedHead(
+            head, sign_statement(self._signer, _describe_head(self.name, head, scope, is_last=is_last))
+        )
         return self._stated
 
     def open_attempt(self, attempt: ProposedAttempt, scope: LedgerScope) -> None:
@@ -41,7 +55,7 @@ class SessionLedger:
 
         Raises:
             LedgerError: a ledger was truncated or replaced.
-            ProtocolError: the server omitted a head, or changed the head of this party.
+            ProtocolError: the server omitted or changed a head.
         """
         missing = [party for party in attempt.present if party not in attempt.ledgers]
         if missing or attempt.ledgers.get(self.name) != self._stated:
@@ -50,19 +64,46 @@ class SessionLedger:
                 "parties could not detect a truncated ledger."
             )
         self._peers = tuple(party for party in attempt.present if party != self.name)
-        heads = {party: attempt.ledgers[party] for party in self._peers}
+        heads = self._check_signatures({party: attempt.ledgers[party] for party in self._peers}, scope, is_last=False)
         self.ledger.record_heads(heads, scope=scope.training, attempt=attempt.number)
         if self._begun != scope.run:
             self.ledger.begin(scope.purpose, scope.run, scope.settings)
             self._begun = scope.run
         self.ledger.sync()
 
-    def record_last_heads(self, heads: Mapping[str, LedgerHead], training: str) -> None:
-        """Record the heads of the other parties at the end of a run; raise LedgerError as `open_attempt` does."""
-        self.ledger.record_heads({party: head for party, head in heads.items() if party in self._peers}, scope=training)
+    def record_last_heads(self, heads: Mapping[str, SignedHead], scope: LedgerScope) -> None:
+        """Record the heads of the other parties at the end of a run.
+
+        Raises:
+            LedgerError: a ledger was truncated or replaced; nothing is recorded.
+            ProtocolError: the server changed a head, and nothing is recorded; or it omitted one, and the others are
+                recorded.
+        """
+        others = {party: heads[party] for party in self._peers if party in heads}
+        self.ledger.record_heads(self._check_signatures(others, scope, is_last=True), scope=scope.training)
+        if missing := [party for party in self._peers if party not in heads]:
+            raise ProtocolError(
+                f"the server did not forward the last ledger head of {', '.join(missing)}; this party cannot prove how "
+                "long that ledger was at the end of the run. A server that was restarted after the end has no heads."
+            )
+
+    def _check_signatures(
+        self, heads: Mapping[str, SignedHead], scope: LedgerScope, *, is_last: bool
+    ) -> dict[str, LedgerHead]:
+        """Return the heads of other parties; refuse one that its party has not signed for this run."""
+        for party, signed in heads.items():
+            parts = _describe_head(party, signed.head, scope, is_last=is_last)
+            refuse_unsigned(self._signer, party, f"party {self.name!r}: the ledger head", signed.signature, parts)
+        return {party: signed.head for party, signed in heads.items()}
 
     def close(self, *, finished: bool) -> None:
         """Close the file; `finished` is True if every party is finished."""
         if finished and self._begun:
             self.ledger.write(End())
         close_ledger(self.ledger)
+
+
+def _describe_head(party: str, head: LedgerHead, scope: LedgerScope, *, is_last: bool) -> tuple[str, ...]:
+    """Return the content that a party signs."""
+    when = "end" if is_last else "attempt"
+    return "ledger head", scope.run, when, party, head.ledger, str(head.length), head.chain

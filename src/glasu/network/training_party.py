@@ -90,7 +90,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
     def scope(self) -> LedgerScope:
         """Return the scope of this run, which is the training itself."""
         run = self.client.identity.run.hex()
-        return LedgerScope(run, run, self.facts().purpose, self.client.requested.digest())
+        return LedgerScope(run, run, "training", self.client.requested.digest())
 
     def rounds(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
@@ -237,7 +237,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         )
 
     def _store(self, folder: str = "", kind: str = ROUND) -> Store:
-        """Return the checkpoints of the run that joining.json names. The party offers only those of rounds.
+        """Return the checkpoints of the run that joining.json names. The party states only those of kind ROUND.
 
         Args:
             folder: ALONE for checkpoints of a party that trains alone.
@@ -293,7 +293,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             losses=client.progress.losses,
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
-        finished = ResultPayload(weights_sha256=digest)
+        # The digest depends on clean data. With noise, only noisy rows may leave the party.
+        finished = ResultPayload(weights_sha256="" if client.requested.privacy.adds_noise else digest)
         self.state.update(finished=finished)
         return finished
 

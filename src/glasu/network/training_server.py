@@ -198,7 +198,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Return the current state of the server. Any thread may call it."""
         return View(
             status=self._status(),
-            connected=session.connected(),
+            connected=session.list_connected(),
             refused=session.refused,
             traffic=self.telemetry.traffic.snapshot(),
             seconds=self.telemetry.seconds(),

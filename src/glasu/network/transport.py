@@ -39,7 +39,7 @@ ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accep
 # KB of memory.
 HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
 PLACES = 1024  # TCP connections at the server, in addition to twice the streams that its parties may open
-UNHEARD, OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
+MAX_WAITING, MAX_OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
 WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
@@ -74,6 +74,10 @@ class SessionLock(threading.Condition):
     def notify_all(self) -> None:
         """Wake the session's threads, and the writers that have a frame to send."""
         super().notify_all()
+        self.wake_writers()
+
+    def wake_writers(self) -> None:
+        """Wake the writers that have a frame to send. The caller holds the lock."""
         for stream in self.streams:
             stream.wake_writer()
 
@@ -153,28 +157,28 @@ class Host(Protocol):
         """Read the frames of a party until its stream ends."""
         ...
 
-    def turn_away(self, party: str, caller: str, reason: str) -> None:
+    def record_rejection(self, party: str, address: str, reason: str) -> None:
         """Record that a connection was not served. `party` is empty if its certificate names no party of the roster."""
         ...
 
 
 @dataclass(eq=False)
-class _Guest:
-    """One stream of a party, at the server."""
+class _Call:
+    """One call of the stream method by a party, at the server."""
 
     name: str
     context: Any
     stream: FrameStream
-    since: float = field(default_factory=time.monotonic)
-    closed: float | None = None  # time at which it was found to be closed
-    signed: float = field(default_factory=time.monotonic)  # when the last heartbeat was sent
+    opened_at: float = field(default_factory=time.monotonic)
+    closed_at: float | None = None  # when it was found to be closed
+    heartbeat_at: float = field(default_factory=time.monotonic)  # when the last heartbeat was sent
 
     @property
-    def is_unheard(self) -> bool:
+    def awaits_hello(self) -> bool:
         return self.stream.is_open and self.stream.channel is None
 
     @property
-    def caller(self) -> str:
+    def address(self) -> str:
         """The peer's address in the usual notation; gRPC's is like ipv6:%5B::1%5D:59706."""
         return unquote(self.context.peer()).partition(":")[2]
 
@@ -197,16 +201,16 @@ class Listener(AbstractContextManager["Listener"]):
         """
         _refuse_older_tls()
         self._host, self._kit = host, kit
-        self._guests: set[_Guest] = set()
+        self._calls: set[_Call] = set()
         self._lock, self._over = threading.Lock(), threading.Event()
-        streams = OPEN * len(kit.roster)
+        streams = MAX_OPEN * len(kit.roster)
         places = min(PLACES, read_descriptor_limit() // 2) + 2 * streams
         self._server = grpc.server(
             ThreadPoolExecutor(streams + 4, "glasu-stream"),
             options=[
                 *OPTIONS,
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_concurrent_streams", OPEN),
+                ("grpc.max_concurrent_streams", MAX_OPEN),
                 ("grpc.max_allowed_incoming_connections", max_connections or places),
                 ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_WITHIN)),
             ],
@@ -229,7 +233,7 @@ class Listener(AbstractContextManager["Listener"]):
     def start(self) -> None:
         """Serve from now on."""
         self._server.start()
-        threading.Thread(target=self._patrol, name="glasu-patrol", daemon=True).start()
+        threading.Thread(target=self._monitor, name="glasu-monitor", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
         """End all streams after a short time for queued frames."""
@@ -238,77 +242,78 @@ class Listener(AbstractContextManager["Listener"]):
 
     def _serve(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Serve one stream, in a thread of gRPC."""
-        guest = _Guest("", context, self._host.open_stream())
+        call = _Call("", context, self._host.open_stream())
         try:
-            guest.name = self._identify(guest)
-            self._admit(guest)
-            if context.add_callback(guest.stream.close):
-                arguments = guest.name, guest.stream, _yield_until_broken(frames)
-                thread = f"glasu-{guest.name}"
+            call.name = self._identify(call)
+            self._admit(call)
+            if context.add_callback(call.stream.close):
+                arguments = call.name, call.stream, _yield_until_broken(frames)
+                thread = f"glasu-{call.name}"
                 threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
-                yield from guest.stream.outgoing()
+                yield from call.stream.outgoing()
         finally:
-            guest.stream.close()
+            call.stream.close()
             with self._lock:
-                self._guests.discard(guest)
+                self._calls.discard(call)
 
-    def _admit(self, guest: _Guest) -> None:
+    def _admit(self, call: _Call) -> None:
         """Count a stream of a party; end the call if the party has too many."""
         with self._lock:
-            own = [other for other in self._guests if other.name == guest.name]
-            is_crowded = len(own) >= OPEN or sum(other.is_unheard for other in own) >= UNHEARD
+            own = [other for other in self._calls if other.name == call.name]
+            is_crowded = len(own) >= MAX_OPEN or sum(other.awaits_hello for other in own) >= MAX_WAITING
             if not is_crowded:
-                self._guests.add(guest)
+                self._calls.add(call)
         if is_crowded:
-            why = f"party {guest.name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
-            self._abort(guest, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, guest.name, why)
+            why = f"party {call.name!r}: too many connections; there is room again in {HELLO_WITHIN:.0f} s"
+            self._abort(call, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, call.name, why)
 
-    def _identify(self, guest: _Guest) -> str:
+    def _identify(self, call: _Call) -> str:
         """Return the party in the peer's certificate; end the call if it is revoked or not on the roster."""
-        certificate = guest.context.auth_context().get("x509_pem_cert", [None])[0]
+        certificate = call.context.auth_context().get("x509_pem_cert", [None])[0]
         name = read_peer_name(certificate) if certificate else None
         known = str(name) if name in self._kit.roster else ""
         try:
             why = find_refusal(certificate, reload_revocations(self._kit))
         except GlasuError as error:  # temporary, if the list is being replaced at this moment
             code = ConnectionCode.UNREADABLE_REVOCATIONS
-            self._abort(guest, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
+            self._abort(call, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
         if why:  # a revocation takes effect immediately, without a restart
             public = why if known else f"party {name!r} is not on the roster"  # only members may see the roster
-            self._abort(guest, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
+            self._abort(call, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
         return known
 
     def _abort(
-        self, guest: _Guest, status: Any, code: ConnectionCode, party: str, public: str, reason: str = ""
+        self, call: _Call, status: Any, code: ConnectionCode, party: str, public: str, reason: str = ""
     ) -> NoReturn:
-        self._host.turn_away(party, guest.caller, reason or public)
-        guest.context.set_trailing_metadata(((CODE_KEY, code.value),))
-        guest.context.abort(status, public)
+        self._host.record_rejection(party, call.address, reason or public)
+        call.context.set_trailing_metadata(((CODE_KEY, code.value),))
+        call.context.abort(status, public)
         raise AssertionError("gRPC's abort raises")
 
-    def _patrol(self) -> None:
+    def _monitor(self) -> None:
+        """Check all calls again and again, in a thread."""
         while not self._over.wait(min(0.5, HELLO_WITHIN / 4)):
             with self._lock:
-                guests = list(self._guests)
-            for guest in guests:
-                self._check(guest, time.monotonic())
+                calls = list(self._calls)
+            for call in calls:
+                self._check(call, time.monotonic())
 
-    def _check(self, guest: _Guest, now: float) -> None:
+    def _check(self, call: _Call, now: float) -> None:
         """Close a stream without a hello, cancel one whose peer does not disconnect, and send heartbeats on the rest.
 
         gRPC's pings detect a frozen server too late: its kernel still acknowledges data. A ping timeout of a few
         seconds would break slow connections, on which a ping waits behind data.
         """
-        if guest.is_unheard and now - guest.since >= HELLO_WITHIN:
-            self._host.turn_away(guest.name, guest.caller, f"no hello within {HELLO_WITHIN:.0f} s")
-            guest.stream.close()
-        if guest.stream.channel is not None and now - guest.signed >= ALIVE_EVERY:
-            guest.stream.send(pack_frame(ACK))
-            guest.signed = now
-        if not guest.stream.is_open:
-            guest.closed = guest.closed or now
-            if now - guest.closed >= HELLO_WITHIN:
-                guest.context.cancel()
+        if call.awaits_hello and now - call.opened_at >= HELLO_WITHIN:
+            self._host.record_rejection(call.name, call.address, f"no hello within {HELLO_WITHIN:.0f} s")
+            call.stream.close()
+        if call.stream.channel is not None and now - call.heartbeat_at >= ALIVE_EVERY:
+            call.stream.send(pack_frame(ACK))
+            call.heartbeat_at = now
+        if not call.stream.is_open:
+            call.closed_at = call.closed_at or now
+            if now - call.closed_at >= HELLO_WITHIN:
+                call.context.cancel()
 
 
 def _yield_until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
@@ -398,7 +403,7 @@ class Line:
             if isinstance(found, Disconnection) and found.code not in VAGUE:
                 ended = found
         if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # here: not the pinned certificate
-            return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections found two certificates")
+            return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections received different certificates")
         return ended
 
     def close(self, seconds: float = 0.0) -> None:

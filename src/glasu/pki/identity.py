@@ -20,6 +20,8 @@ from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
+# Of a run between machines. Signed statements of all parties fit into one frame, also with the longest names.
+MAX_PARTIES = 64
 SERVER_NAME = "server"  # name of the server and of its folder
 RESERVED = ("ca", SERVER_NAME, "retired")  # names of other folders in KITS, see glasu.pki.provision
 USAGE: dict[Role, x509.ObjectIdentifier] = {
@@ -47,9 +49,11 @@ def read_name(uri: str) -> str | None:
 
 
 def check_roster(names: Sequence[str]) -> None:
-    """Refuse party names that are illegal, equal or reserved."""
+    """Refuse party names that are illegal, equal or reserved, and too many of them."""
     if not names:
         raise ConfigError("parties: name at least one, for example --parties a,b,c.")
+    if len(names) > MAX_PARTIES:
+        raise ConfigError(f"parties: {len(names)} are too many for one run; name at most {MAX_PARTIES}.")
     seen: dict[str, str] = {}
     for name in names:
         check_party_name(name)

@@ -1,4 +1,4 @@
-"""Sign the keys of an attempt with the key of a kit, and check those of peers: certificate, pin and signature."""
+"""Sign keys and statements with the key of a kit, and check those of peers: certificate, pin and signature."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ ALGORITHM = ec.ECDSA(SHA256())
 
 @dataclass(frozen=True)
 class KitSigner:
-    """Signs for the party of a kit. Peers are those whose keys the kit pins."""
+    """Signs for the party of a kit, and checks the signatures of peers."""
 
     kit: Kit
+    requires_pins: bool = True  # False: of a peer without a pin, the CA's signature is enough
+    content_name: str = "this run, attempt, roster and these settings"  # for errors
 
     @property
     def certificate(self) -> bytes:
@@ -54,14 +56,15 @@ class KitSigner:
         if reason := found.validity_error(datetime.now(UTC)):
             return f"comes with a certificate that {reason}"
         key: Any = found.certificate.public_key()
-        if (pin := self.kit.pins.get(name)) is None:
+        pin = self.kit.pins.get(name)
+        if pin is None and self.requires_pins:
             return f"is not pinned here; run `glasu provision pin {self.kit.folder} --peers {name}=FINGERPRINT`"
-        if not matches_fingerprint(pin, key):
+        if pin is not None and not matches_fingerprint(pin, key):
             return "comes with a certificate for a key that is not the pinned one"
         try:
             key.verify(signature, content, ALGORITHM)
         except (InvalidSignature, TypeError, ValueError):
-            return "has a signature that is not valid for this run, attempt, roster and these settings"
+            return f"has a signature that is not valid for {self.content_name}"
         return ""
 
 

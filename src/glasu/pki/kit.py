@@ -109,7 +109,10 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     _check_manifest(folder / MANIFEST, manifest, authority, own)
     if role not in (None, own.role):
         owner = "the server" if own.role == "server" else f"party {own.name!r}"
-        raise TransportError(f"{folder}: is the kit of {owner}, but that of a {role} is needed here.")
+        wanted, example = ("the server", "server") if role == "server" else ("a party", "<party>")
+        raise TransportError(
+            f"{folder}: is the kit of {owner}, but the kit of {wanted} is needed here, for example kits/{example}."
+        )
     return Kit(
         **vars(make_manifest(own, authority.certificate, manifest.roster, trial=manifest.trial)),
         folder=folder,

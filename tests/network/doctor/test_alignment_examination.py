@@ -40,8 +40,8 @@ def write_folder(folder, ids, more=""):
 def test_ids_that_cannot_be_aligned_are_found_without_quoting_one(ids, most, level, words, tmp_path):
     finding, _ = check_ids(write_folder(tmp_path / "a", ids), most, logger([]))
     assert finding.level == level
-    assert words in finding.said
-    assert "quentin" not in finding.said
+    assert words in finding.text
+    assert "quentin" not in finding.text
 
 
 def examine(kits, folders):

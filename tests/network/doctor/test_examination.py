@@ -120,7 +120,7 @@ def test_a_policy_that_forbids_the_settings_is_found(practice):
     forbidding = PolicyFile(Path("policy.toml"), Policy(forbid=("representation",)), "digest")
     diagnosis = practice.all(a={"policy": allowing}, b={"policy": forbidding})
     assert bad(diagnosis) == {("b", "policy")}
-    said = {finding.check: finding.said for finding in diagnosis.findings["b"]}
+    said = {finding.check: finding.text for finding in diagnosis.findings["b"]}
     assert "forbid = ['representation']" in said["policy"]
     assert {finding.check: finding.level for finding in diagnosis.findings["a"]}["policy"] == "good"
 

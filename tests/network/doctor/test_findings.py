@@ -49,7 +49,7 @@ def levels(findings):
 def test_a_kit_is_good_until_it_nears_its_end(kits, later, level, words):
     kit, finding = machine.check_kit(kits / "a", "party", LOG, now() + timedelta(days=later))
     assert (finding.check, finding.level) == ("certificate", level)
-    assert words in finding.said
+    assert words in finding.text
     assert (kit is None) == (level == "bad")
 
 
@@ -58,7 +58,7 @@ def test_the_reason_why_a_kit_cannot_be_used_stays_in_the_log(kits, caplog):
     kit, finding = machine.check_kit(kits / "server", "party", LOG)
     assert kit is None
     assert "is the kit of the server" in caplog.text
-    assert "kit of the server" not in finding.said
+    assert "kit of the server" not in finding.text
 
 
 @pytest.mark.parametrize(("free", "level"), [(2_000_000, "good"), (999_999, "bad")])
@@ -66,10 +66,10 @@ def test_a_disk_must_have_room_for_checkpoints(free, level, tmp_path, monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     finding = machine.check_disk(tmp_path, 1_000_000)
     assert finding.level == level
-    assert "need 1.0 MB" in finding.said
-    assert finding.said.endswith("or choose another --out") == (level == "bad")
+    assert "need 1.0 MB" in finding.text
+    assert finding.text.endswith("or choose another --out") == (level == "bad")
     (tmp_path / "joining.json").write_text("{}")  # a run in progress in this folder cannot continue in another
-    assert machine.check_disk(tmp_path, 1_000_000).said.endswith("; free some space") == (level == "bad")
+    assert machine.check_disk(tmp_path, 1_000_000).text.endswith("; free some space") == (level == "bad")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_disk_must_have_room_for_checkpoints(free, level, tmp_path, monkeypatc
 def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
     finding = machine.judge_clock(difference, uncertainty)
     assert finding.level == level
-    assert words in finding.said
+    assert words in finding.text
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def test_a_server_with_the_right_name_is_reached(kits):
     with doctor_at(kits) as port:
         finding, may_come = machine.check_connection(open_kit(kits / "a"), f"localhost:{port}", now())
     assert (finding.check, finding.level, may_come) == ("server", "good", False)
-    assert "its certificate names localhost, valid until" in finding.said
+    assert "its certificate names localhost, valid until" in finding.text
 
 
 def test_a_certificate_of_the_server_that_will_soon_expire_is_a_warning(kits):
@@ -113,8 +113,8 @@ def test_a_server_by_a_name_that_its_certificate_does_not_have_is_bad(kits):
     with doctor_at(kits) as port:
         finding, may_come = machine.check_connection(open_kit(kits / "a"), f"127.0.0.1:{port}", now())
     assert (finding.level, may_come) == ("bad", False)
-    assert "does not name 127.0.0.1" in finding.said
-    assert "--renew server --host localhost,127.0.0.1" in finding.said
+    assert "does not name 127.0.0.1" in finding.text
+    assert "--renew server --host localhost,127.0.0.1" in finding.text
 
 
 def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
@@ -123,11 +123,11 @@ def test_a_server_of_another_ca_is_bad_on_either_side(kits, tmp_path):
     with doctor_at(kits) as port:
         finding, may_come = machine.check_connection(other, f"localhost:{port}", now())
         assert (finding.level, may_come) == ("bad", False)
-        assert "CA of this kit" in finding.said
+        assert "CA of this kit" in finding.text
         posing = replace(other, ca_pem=open_kit(kits / "a").ca_pem)  # it trusts the server, which does not trust it
         finding, _ = machine.check_connection(posing, f"localhost:{port}", now())
         assert finding.level == "bad"
-        assert "rejects a party's certificate" in finding.said
+        assert "rejects a party's certificate" in finding.text
 
 
 def test_where_nothing_listens_the_server_may_still_come(kits):
@@ -135,7 +135,7 @@ def test_where_nothing_listens_the_server_may_still_come(kits):
         port = unused.getsockname()[1]
     finding, may_come = machine.check_connection(open_kit(kits / "a"), f"localhost:{port}", now())
     assert (finding.level, may_come) == ("bad", True)
-    assert "is the server running" in finding.said
+    assert "is the server running" in finding.text
 
 
 def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
     monkeypatch.setattr(socket, "create_connection", unknown)
     finding, may_come = machine.check_connection(open_kit(kits / "a"), "typo.example:9443", now())
     assert (finding.level, may_come) == ("bad", False)
-    assert "the name typo.example cannot be resolved" in finding.said
+    assert "the name typo.example cannot be resolved" in finding.text
 
 
 # --- the data ----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_good_data_is_good_and_its_sizes_stay_in_the_log(caplog):
     found = check_data(party, LOG)
     assert levels(found) == {"dimensions": "good", "edges": "good"}
     assert f"{party.graph.num_edges} edges" in caplog.text
-    assert str(party.graph.num_edges) not in found[0].said
+    assert str(party.graph.num_edges) not in found[0].text
 
 
 def opened(party, graph):
@@ -173,7 +173,7 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
     indices[:2] = (24, -1)
     found = check_data(opened(party, Graph.without_checks(party.graph.indptr, indices)), LOG)
     assert levels(found)["edges"] == "bad"
-    assert "2 of them name missing nodes" in found[-1].said
+    assert "2 of them name missing nodes" in found[-1].text
 
 
 def test_no_edge_at_all_is_a_warning():
@@ -187,7 +187,7 @@ def test_files_that_do_not_fit_each_other_are_bad():
     smaller = Graph.from_edges(np.array([0]), np.array([1]), 23)
     (finding,) = check_data(opened(party, smaller), LOG)
     assert (finding.check, finding.level) == ("dimensions", "bad")
-    assert "24 ids, 24 rows of features, 23 nodes of the graph" in finding.said
+    assert "24 ids, 24 rows of features, 23 nodes of the graph" in finding.text
 
 
 def test_features_that_are_no_numbers_are_bad():
@@ -250,7 +250,7 @@ def test_a_class_without_a_training_node_is_a_warning(options):
     train = party.splits.train[party.labels[party.splits.train] != 1]
     found, _ = tried(replace(party, splits=Splits(train, party.splits.validation, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
-    assert "1 of 3 classes have no training node" in found[1].said
+    assert "1 of 3 classes have no training node" in found[1].text
 
 
 def test_nothing_to_validate_with_is_a_warning(options):
@@ -258,13 +258,13 @@ def test_nothing_to_validate_with_is_a_warning(options):
     nobody = party.splits.validation[:0]
     found, _ = tried(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
-    assert "no label for validation" in found[1].said
+    assert "no label for validation" in found[1].text
 
 
 def test_the_room_for_checkpoints_grows_with_the_model(options):
     def needed(hidden):
         found, _ = tried(tiny_parties()[0], options, hidden=hidden)
-        disk = next(finding.said for finding in found if finding.check == "disk")
+        disk = next(finding.text for finding in found if finding.check == "disk")
         return float(disk.split("results need ")[1].split(" MB")[0])
 
     assert needed(512) > needed(8) + 10

@@ -69,10 +69,11 @@ def check_settings(
         config, party = resolve_for_party(config, party, options.max_memory)
         client = build_client(config, party, offered.index, offered.roster, options.clock)
     except GlasuError as error:
-        said = "its data does not fit the server's settings; see that party's log"
-        return [explain_error("settings", error, options.log, said)], {}
+        text = "its data does not fit the server's settings; see that party's log"
+        return [explain_error("settings", error, options.log, text)], {}
     weights = sum(value.numel() * value.element_size() for value in client.learner.model.state_dict().values())
-    found = [Finding("settings", "good", "its data fits them"), *_check_policy(client, options), *_check_labels(party)]
+    fits = Finding("settings", "good", "its data fits the server's settings")
+    found = [fits, *_check_policy(client, options), *_check_labels(party)]
     return [*found, check_disk(options.out, (FILES * TENSORS + 1) * weights + SPARE)], collect_label_facts(party)
 
 
@@ -94,14 +95,14 @@ def _check_labels(party: PartyData) -> list[Finding]:
     parts = {"training": party.splits.train, "validation": party.splits.validation, "test": party.splits.test}
     known = {name: party.labels[nodes][have_labels(party.labels[nodes])] for name, nodes in parts.items()}
     counts = ", ".join(f"{len(labels)} of {len(parts[name])} {name} nodes" for name, labels in known.items())
-    said = f"labels for {counts}"
+    text = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
-        return [Finding("labels", "warning", f"{said}; enlarge the split: no label for {' or '.join(empty)}")]
+        return [Finding("labels", "warning", f"{text}; enlarge the split: no label for {' or '.join(empty)}")]
     if not party.classes:
-        return [Finding("labels", "good", f"{said}; they are numbers")]
+        return [Finding("labels", "good", f"{text}; they are numbers")]
     taught = known["training"]
     seen = len(np.unique(taught)) if taught.ndim == 1 else int(np.count_nonzero(taught.any(axis=0)))
     if seen < len(party.classes):
         missing = len(party.classes) - seen
         return [Finding("labels", "warning", f"{missing} of {len(party.classes)} classes have no training node")]
-    return [Finding("labels", "good", f"{said}; every class has a training node")]
+    return [Finding("labels", "good", f"{text}; every class has a training node")]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, TransportError
@@ -28,8 +29,9 @@ from glasu.network.state_file import JoiningRecord, ServingRecord
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.refusal import find_pin_error
+from glasu.privacy.accounting import load_accounting
 from glasu.privacy.blinding import load_group
-from glasu.privacy.encryption import load_tenseal
+from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
@@ -42,10 +44,10 @@ def log_detail(log: logging.Logger, check: str, detail: str) -> None:
     log.info("%s, only here: %s", check, detail)
 
 
-def explain_error(check: str, error: GlasuError, log: logging.Logger, said: str = "") -> Finding:
-    """Return the finding for an error. All roles see `said` or the public message; the log has the complete message."""
+def explain_error(check: str, error: GlasuError, log: logging.Logger, text: str = "") -> Finding:
+    """Return the finding for an error. All roles see `text` or the public message; the log has the complete message."""
     log_detail(log, check, str(error))
-    return Finding(check, "bad", said or error.public_message)
+    return Finding(check, "bad", text or error.public_message)
 
 
 def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | None = None) -> tuple[Kit | None, Finding]:
@@ -61,20 +63,25 @@ def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | Non
 
 def check_group(log: logging.Logger) -> Finding:
     """Check that the extra of alignments is installed."""
-    try:
-        load_group()
-    except GlasuError as error:
-        return explain_error("extra", error, log)
-    return Finding("extra", "good", "the package of alignments (glasu[psi]) is installed")
+    return _check_extra(load_group, "alignments (glasu[psi])", log)
 
 
-def check_encryption(log: logging.Logger) -> Finding:
-    """Check that the extra of ckks is installed."""
+def check_extras(config: RunConfig, log: logging.Logger) -> list[Finding]:
+    """Check that the extras are installed that a party needs with these settings."""
+    found, way = [], find_secure_aggregation(config.privacy)
+    if way.extra:
+        found.append(_check_extra(way.load_package, f"encryption (glasu[{way.extra}])", log))
+    if config.privacy.adds_noise:
+        found.append(_check_extra(load_accounting, "accounting (glasu[dp])", log))
+    return found
+
+
+def _check_extra(load: Callable[[], Any], package: str, log: logging.Logger) -> Finding:
     try:
-        load_tenseal()
+        load()
     except GlasuError as error:
         return explain_error("extra", error, log)
-    return Finding("extra", "good", "the package of encryption (glasu[ckks]) is installed")
+    return Finding("extra", "good", f"the package of {package} is installed")
 
 
 def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) -> Finding:

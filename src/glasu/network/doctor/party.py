@@ -15,7 +15,7 @@ from glasu.network.compatibility import compare_with_agreed, format_differences,
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.doctor.machine import (
     check_connection,
-    check_encryption,
+    check_extras,
     check_joining_folder,
     explain_error,
     judge_clock,
@@ -57,36 +57,37 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         self.findings = list(self._own)
         self._party, self._now = party, now
         self._labels: dict[str, Any] = {}  # facts about labels, once the settings are known
-        self._asked = math.nan  # when the hello was sent
+        self._hello_at = math.nan  # when the hello was sent
         self._diagnosis: Diagnosis | None = None
 
     def hello(self) -> Payload:
         """Return the versions of this party; its data is part of the statement."""
-        self._asked = self._now()
+        self._hello_at = self._now()
         return to_plain(HelloPayload(facts=collect_party_facts(None, self.purpose), process=None))
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check the clock and the settings that the server offers."""
-        heard, options = self._now(), self.options
+        received_at, options = self._now(), self.options
         self.findings = [*self._own, self.check_server()[0]]
-        if offered.now is not None:  # the server read its clock after `_asked` and before now
-            middle, uncertainty = (self._asked + heard) / 2, (heard - self._asked) / 2
+        if offered.now is not None:  # the server read its clock after `_hello_at` and before now
+            middle, uncertainty = (self._hello_at + received_at) / 2, (received_at - self._hello_at) / 2
             self.findings.append(judge_clock(middle - offered.now, uncertainty))
         try:
             config = read_offered_config(offered.config)
         except RefusalError as error:  # for example a choice of an extension that is not loaded here
-            said = "they cannot be read here; see that party's log"
-            self.findings.append(explain_error("settings", error, options.log, said))
+            text = "they cannot be read here; see that party's log"
+            self.findings.append(explain_error("settings", error, options.log, text))
             return
         if needs_keys(config):
             fault = find_kit_error(options.kit, offered.roster)
-            said = fault or "this party made its key itself, and it has pinned the keys of the others"
-            self.findings.append(Finding(config.privacy.secure_aggregation, "bad" if fault else "good", said))
-        if config.privacy.secure_aggregation == "ckks":
-            self.findings.append(check_encryption(options.log))
+            text = fault or "this party made its key itself, and it has pinned the keys of the others"
+            self.findings.append(Finding(config.privacy.secure_aggregation, "bad" if fault else "good", text))
+        extras = check_extras(config, options.log)
+        self.findings += extras
         if options.expect is not None:
             self.findings.append(self._compare_expected(config, options.expect))
-        if self._party is not None:
+        is_complete = all(finding.level != "bad" for finding in extras)  # otherwise no client can be built
+        if self._party is not None and is_complete:
             found, self._labels = check_settings(config, self._party, offered, options)
             self.findings += found
 
@@ -95,8 +96,8 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         differences = compare_with_agreed(self.options.kit.name, expect, config)
         if not differences:
             return Finding("agreed settings", "good", "the server's settings are those of --expect")
-        said = f"the server's settings differ from --expect: {format_differences(differences)}; agree on one run file"
-        return Finding("agreed settings", "bad", said)
+        text = f"the server's settings differ from --expect: {format_differences(differences)}; agree on one run file"
+        return Finding("agreed settings", "bad", text)
 
     def facts(self) -> Facts:
         """Return the facts of this party."""
