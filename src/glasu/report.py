@@ -55,7 +55,7 @@ class SplitScores(JsonRecord):
     per_client_better: tuple[str, ...] | None = None  # "model" or "propagation"; only of the validation split
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics and the other fields on one level."""
+        """Return a flat dictionary of the metrics and the other fields."""
         values = super().to_dict()
         return {**values.pop("metrics"), **values}
 
@@ -95,7 +95,7 @@ class SubsetScores(JsonRecord):
     metrics: Mapping[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parties and the metrics on one level."""
+        """Return a flat dictionary of the parties and the metrics."""
         return {"parties": list(self.parties), **self.metrics}
 
 
@@ -146,7 +146,7 @@ class Seconds(JsonRecord):
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the total and the activities on one level."""
+        """Return a flat dictionary of the total and the activities."""
         return {"total": self.total, **self.parts}
 
 
@@ -241,7 +241,7 @@ GIVEN: SecretSource = "given"
 class MaskSummary(JsonRecord):
     """Secure aggregation with masks or ckks; a field that the role does not know is None."""
 
-    blind_server: bool  # the server sees no sums, which holds for ckks in any case
+    blind_server: bool  # whether the server sees no sums
     signatures: str  # whether the keys of the parties are signed
     # Number of values outside the grid, by party. A party knows only its own number. With noise no report has it.
     clamped: Mapping[str, int] | None = None
@@ -251,7 +251,9 @@ class MaskSummary(JsonRecord):
         """Summarise the masks or the encryption of a run; None if it has neither."""
         if not config.privacy.hides_parts:
             return None
-        blind = config.privacy.blind_server or config.privacy.secure_aggregation == "ckks"
+        from glasu.privacy.secure_aggregation import find_secure_aggregation  # loads numpy
+
+        blind = config.privacy.blind_server or find_secure_aggregation(config.privacy).hides_sums
         # The number depends on data and has no noise. So in a run with noise, it is in no file that a party may share.
         return cls(blind, signatures, None if config.privacy.adds_noise else clamped)
 
@@ -266,13 +268,18 @@ class RowPrivacy(JsonRecord):
 
     party: str
     spent: Spent
+    holds: bool = True  # False if the noise is derived from `train.seed`, which is public
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the party and the figures on one level."""
-        return {"party": self.party, **dataclasses.asdict(self.spent)}
+        """Return a flat dictionary of the party's name and its figures."""
+        return {"party": self.party, "holds": self.holds, **dataclasses.asdict(self.spent)}
 
     def __str__(self) -> str:
-        return f"differential privacy of party {self.party}: {self.spent}."
+        found = f"differential privacy of party {self.party}: {self.spent}."
+        if not self.holds:
+            found += " It does not hold in this run: the noise is derived from train.seed. Between machines each party "
+            found += "has a secret."
+        return found
 
 
 @dataclass(frozen=True)
@@ -294,7 +301,11 @@ class PrivacySummary(JsonRecord):
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         from glasu.privacy.accounting import find_spent
 
-        spent = [RowPrivacy(name, own) for name, ledger in (ledgers or {}).items() if (own := find_spent(ledger.rules))]
+        spent = [
+            RowPrivacy(name, own, secrets != DERIVED)
+            for name, ledger in (ledgers or {}).items()
+            if (own := find_spent(ledger.rules))
+        ]
         worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
         label_epsilon = config.privacy.label_epsilon
         return cls(
@@ -363,7 +374,7 @@ class RunReport(Report):
     subsets: tuple[SubsetScores, ...] | None = None  # set after training with party dropout
     warm_start: WarmStart | None = None
 
-    def _selected(self) -> str:
+    def _describe_selection(self) -> str:
         if self.warm_start is not None and self.warm_start.selected == "ensemble":
             return "the ensemble after the warm start"
         chosen = self.validation.round
@@ -376,7 +387,7 @@ class RunReport(Report):
         if not self.test.metrics:  # a server
             return "the parties have the scores"
         test, validation = (metric.format(scores.metrics[metric.name]) for scores in (self.test, self.validation))
-        return f"test {metric.title} {test} (validation {validation}, {self._selected()})"
+        return f"test {metric.title} {test} (validation {validation}, {self._describe_selection()})"
 
     def summary(self) -> str:
         """Return the run in one line."""

@@ -26,6 +26,7 @@ from typing import Any
 from settings import BASE, SETTINGS, Setting
 
 Main = Callable[[Sequence[str]], int]
+Start = Callable[[Path, Sequence[str]], tuple[int, str]]  # checkout, arguments -> exit code, standard error
 TREE = Path(__file__).resolve().parents[2]
 LOGGER = "glasu.wire"
 TRAFFIC = ("round", "bytes", "exchanges")  # keys of an entry of the report's history that do not depend on the CPU
@@ -42,13 +43,14 @@ def find_main(tree: Path = TREE) -> Main:
     return main
 
 
-def run(name: str, folder: Path, tree: Path = TREE) -> dict[str, Any]:
+def run(name: str, folder: Path, tree: Path = TREE, start: Start | None = None) -> dict[str, Any]:
     """Train and predict with one setting, in this process.
 
     Args:
         name: of the setting.
         folder: for the files of the run; empty.
         tree: the checkout whose package is on the path.
+        start: runs this script in another process, for a run that is killed; None: in a new interpreter.
 
     Returns:
         "recorded": fields that do not depend on the CPU. "local": fields that can differ from one CPU to another.
@@ -58,7 +60,7 @@ def run(name: str, folder: Path, tree: Path = TREE) -> dict[str, Any]:
     outcome = _train_and_predict(main, setting, folder / "out", overrides)
     if setting.killed:
         out = folder / "killed"
-        _train_until_killed(tree, out, _train_command(out, overrides))
+        _train_until_killed(start or start_interpreter, tree, out, _train_command(out, overrides))
         resumed = _train_and_predict(main, setting, out, overrides)
         outcome["recorded"]["resumed"] = {
             "differs_from_unbroken_run": list(differing_fields(outcome["local"], resumed["local"])),
@@ -181,15 +183,21 @@ def _describe(old: Any, new: Any) -> str:
     return f"{old!r} -> {new!r}"
 
 
-def _train_until_killed(tree: Path, out: Path, command: Sequence[str]) -> None:
+def _train_until_killed(start: Start, tree: Path, out: Path, command: Sequence[str]) -> None:
     """Train in a separate process and kill it with SIGKILL while it saves a checkpoint."""
-    arguments = [str(Path(__file__).resolve()), str(tree), "--kill", str(out), *command]
-    finished = subprocess.run([sys.executable, *arguments], env=environment(tree), capture_output=True, text=True)
-    if finished.returncode != -signal.SIGKILL:
+    code, errors = start(tree, [str(tree), "--kill", str(out), *command])
+    if code != -signal.SIGKILL:
         raise RuntimeError(
-            f"the run in {out} was not killed: it ended with code {finished.returncode} before it renamed "
-            f"{LAST_RENAME} files in its folder. {finished.stderr}"
+            f"the run in {out} was not killed: it ended with code {code} before it renamed {LAST_RENAME} files in its "
+            f"folder. {errors}"
         )
+
+
+def start_interpreter(tree: Path, arguments: Sequence[str]) -> tuple[int, str]:
+    """Run this script in a new interpreter; return its exit code and its standard error."""
+    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+    finished = subprocess.run(command, env=environment(tree), capture_output=True, text=True)
+    return finished.returncode, finished.stderr
 
 
 def _kill_at_rename(out: Path) -> None:

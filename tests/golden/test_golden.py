@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 from compare import find_reason, read_changes
 from records import read_record, recorded_names
 from runs import differing_fields, fold_clients, run
 from settings import BASE, SETTINGS
 
+from support.warm_process import WarmProcess
+
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_sends_the_recorded_messages(name: str, tmp_path: Path) -> None:
-    recorded = json.loads(json.dumps(run(name, tmp_path)["recorded"]))
+def test_a_setting_sends_the_recorded_messages(name: str, tmp_path: Path, tmp_path_factory: Any) -> None:
+    def start(_: Path, arguments: Sequence[str]) -> tuple[int, str]:
+        log = tmp_path_factory.mktemp("log") / "errors"
+        process = WarmProcess(arguments, log, script=Path(runs.__file__))
+        return process.wait(240), log.read_text()
+
+    recorded = json.loads(json.dumps(run(name, tmp_path, start=start)["recorded"]))
     differences = differing_fields(read_record(name), recorded)
     listed = "\n".join(f"  {field}: {change}" for field, change in differences.items())
     remedy = f"If this is intended: python tests/golden/record.py {name}, and list it in tests/golden/CHANGES.md."

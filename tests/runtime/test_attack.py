@@ -12,9 +12,11 @@ from glasu.data.graph import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
 from glasu.runtime.attack import attack_run
+from glasu.runtime.observation import Observation
 from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.transcript import RecordedRun
-from support.masks import encrypted
+from support.masks import encrypted, masked
+from support.races import GOOD, race
 from support.tiny import settings, simulate, tiny_parties
 
 SECRETS = {name: name.encode() * 32 for name in "abc"}
@@ -39,6 +41,40 @@ def test_a_classifier_of_the_public_seed_gives_all_labels_and_one_of_a_secret_do
     clustered = found["labels: k-means of G, first round", "server"]
     assert clustered.baseline < 0.7
     assert clustered.score == 1.0  # a secret does not hide the clusters
+
+
+@pytest.mark.parametrize("keys", [{"labels": "a", "batch_size": 0}, {"labels": "a", "batch_size": 8}], ids=str)
+def test_batches_that_are_not_sent_are_drawn_from_the_public_seed(tmp_path, keys):
+    config = settings(sampler="shared", **keys, **KEYS)
+    simulate(tiny_parties(num_nodes=60, owner="a"), config, transcript=tmp_path)
+    seen = Observation(RecordedRun(tmp_path).view("c"), None)
+    assert len(seen.list_batches()) == 1  # the training nodes
+    assert len(seen.list_gradients(0)) == len(seen.list_joints()) == KEYS["num_rounds"]
+
+
+def test_rounds_of_one_layer_are_attacked_at_the_training_nodes(tmp_path):
+    config, parties = settings(**{**KEYS, "aggregation_layers": (3,), "batch_size": 0}), tiny_parties(num_nodes=80)
+    for folder, chosen in (("plain", config), ("masked", masked(config.replace(wire={"precision": "fp32"})))):
+        found = attack(tmp_path / folder, parties, chosen, ["c"])["features: training rounds", "c"]
+        assert found.detail == f"{len(parties[0].splits.train) // 2} of {len(parties[0].splits.train)} rows known"
+
+
+def test_after_a_race_the_evaluations_of_the_winner_are_attacked(tmp_path):
+    config, parties = race("the preferred one wins", evaluate_every=1)
+    simulate(parties, config, transcript=tmp_path)
+    seen = Observation(RecordedRun(tmp_path).view("server"), parties[0].splits)
+    assert seen.config.train.learning_rate == GOOD
+    assert [each.round for each in seen.list_evaluations(0)] == [*range(1, 11)]
+
+
+def test_edges_are_attacked_at_a_party_that_has_some(tmp_path):
+    config = settings(sampler="neighbor", fanout=1, **{**KEYS, "batch_size": 3})
+    first, *others = tiny_parties(num_nodes=60)
+    empty = np.empty(0, np.int64)
+    parties = [replace(first, graph=Graph.from_edges(empty, empty, 60), checked=None), *others]
+    found = attack(tmp_path, parties, config)
+    assert found["edges from index sets", "server"].target == "b"
+    assert found["features: one evaluation", "server"].target == "a"
 
 
 def test_exact_gradients_show_a_party_the_labels_as_well(tmp_path):
@@ -126,6 +162,30 @@ def test_ciphertexts_show_an_attacking_server_neither_features_nor_a_part(tmp_pa
             assert finding.score < finding.baseline + 0.15, name
     for each in attack_by_splitting(parties, config, "b", SECRETS):
         assert each.score < 0.2, each.attack
+
+
+def hide_with(name, config):
+    """Return the settings with masks that hide sums from the server, or with encryption."""
+    return masked(config, blind_server=True) if name == "masks" else encrypted(config)
+
+
+@pytest.mark.parametrize("name", ["masks", "ckks"])
+def test_with_hidden_sums_a_party_learns_what_it_learns_without_them_and_the_server_nothing(tmp_path, name):
+    keys = {**KEYS, "precision": "fp32", "chunk_rows": 20}
+    config, parties = settings(**keys), tiny_parties(num_nodes=80, degree=0.3)
+    plain = attack(tmp_path / "plain", parties, config)
+    hidden = attack(tmp_path / "hidden", parties, hide_with(name, config))
+    for attacked in ("features: one evaluation", "features: training rounds", "representation through the mean"):
+        assert hidden[attacked, "c"].score == pytest.approx(plain[attacked, "c"].score, abs=0.02), attacked
+    assert hidden["features: one evaluation", "server"].score < 0.15 < plain["features: one evaluation", "server"].score
+
+
+def test_with_masks_a_party_reads_the_gradient_of_the_label_owner_and_the_server_does_not(tmp_path):
+    config, parties = settings(labels="a", precision="fp32", **KEYS), tiny_parties(num_nodes=60, owner="a")
+    found = attack(tmp_path, parties, masked(config, blind_server=True), secrets=SECRETS)
+    name = "labels: k-means of G, first round"
+    assert found[name, "c"].score == 1.0
+    assert (name, "server") not in found
 
 
 def test_a_view_can_be_split_only_between_two_aggregations():

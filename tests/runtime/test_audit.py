@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from typing import get_args
 
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.privacy.policy import Policy, PolicyError
+from glasu.privacy.policy import Policy, PolicyError, ReleaseKind
 from glasu.protocol.messages import TensorMessage
 from glasu.runtime.audit import audit_folder
-from glasu.runtime.audit_page import render_page, render_text
+from glasu.runtime.audit_page import KIND_TEXTS, render_page, render_text
 from glasu.runtime.policy_file import PolicyFile
 from support.ledgers import Notes, list_entries
 from support.tiny import simulate, tiny
@@ -24,6 +26,10 @@ def train(folder, **options):
     done = simulate(parties, config, ledgers=folder / "ledger", **options)
     (folder / "report.json").write_text(done.report.to_json())
     return done
+
+
+def test_the_page_explains_every_kind():
+    assert set(KIND_TEXTS) == set(get_args(ReleaseKind))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def run_dir(trained, tmp_path):
 
 
 def list_failures(folder, *peers) -> list[str]:
-    return [f"{check.check}: {check.said}" for check in audit_folder(folder, peers).failures]
+    return [f"{check.check}: {check.text}" for check in audit_folder(folder, peers).failures]
 
 
 def test_a_ledger_file_changes_no_weight(trained):
@@ -148,13 +154,39 @@ def test_other_folders_must_hold_a_memory(run_dir, tmp_path_factory):
     "rules", [{"max_evaluations": 2}, {"min_rows": 10}, {"max_rows": 23}, {"max_releases_per_row": 1}], ids=str
 )
 def test_a_policy_stops_a_run_and_nothing_of_the_release_travels(tmp_path, rules):
-    config, parties = tiny(patience=1)  # so that the settings alone do not show the number of evaluations
+    config, parties = tiny(stop_at=1.0)  # so that the settings alone do not show the number of evaluations
     policy, notes = PolicyFile(tmp_path / "policy.toml", Policy(**rules), "digest"), Notes()
     with pytest.raises(PolicyError, match=next(iter(rules))):
         simulate(parties, config, ledgers=tmp_path, policies={"b": policy}, carry=notes.carry)
     entered = {entry.sha256 for entry in list_entries(tmp_path / "b.jsonl")}
     tensors = [each for each in notes.messages if each.key.client == 1 and isinstance(each, TensorMessage)]
     assert {hashlib.sha256(each.value.tobytes()).hexdigest() for each in tensors} <= entered
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (
+            {"num_rounds": 4, "evaluate_every": 2, "patience": 4},
+            3,
+        ),  # four evaluations without improvement are impossible
+        ({"num_rounds": 5, "evaluate_every": 2, "patience": 0}, 4),
+        ({"num_rounds": 2, "evaluate_every": 2, "warm_start": 2}, 4),
+        ({"num_rounds": 2, "evaluate_every": 2, "party_dropout": 0.5}, 5),
+        ({"num_rounds": 40, "evaluate_every": 1, "patience": 2, "learning_rate": 1e-12}, 4),  # no improvement
+    ],
+    ids=str,
+)
+def test_a_policy_with_one_evaluation_less_than_a_run_has_refuses_it_at_the_start(tmp_path, settings, count):
+    config, parties = tiny(**settings)
+    for limit, notes in ((count, Notes()), (count - 1, Notes())):
+        policy = PolicyFile(tmp_path / "policy.toml", Policy(max_evaluations=limit), "digest")
+        allowed = (
+            nullcontext() if limit == count else pytest.raises(PolicyError, match=f"has at least {count} with its test")
+        )
+        with allowed:
+            simulate(parties, config, policies={"b": policy}, carry=notes.carry)
+        assert bool(notes.messages) is (limit == count)
 
 
 def test_a_forbidden_kind_is_refused_before_anything_travels(tmp_path):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from glasu.cli.main import main
+from glasu.model.task import ACCURACY, Metric
 from glasu.report import Baseline, SplitScores
 from glasu.runtime.baselines import BASELINES, compare_baselines, train_baselines
 from support.races import GOOD
@@ -54,12 +55,19 @@ def test_the_line_compares_with_every_baseline_and_names_the_best_on_validation(
         "smooth": Baseline(test=scores(0.6), validation=scores(0.8), bytes=700_000),
     }
     line = compare_baselines(report, found)
-    gains = [f"glasu {100 * (report.test.accuracy - score):+.1f} points" for score in (0.5, 0.9, 0.6)]
+    shown = round(100 * report.test.accuracy, 1)
+    gains = [f"glasu {shown - score:+.1f} points" for score in (50.0, 90.0, 60.0)]
     assert line.endswith(
         f"; baselines: standalone 50.0 % ({gains[0]}; party a by label propagation, the best on validation: accuracy "
         f"70.0 %), ensemble 90.0 % ({gains[1]}; 0.30 MB), smooth 60.0 % ({gains[2]}; 0.70 MB); "
         "smooth is the best of them on validation"
     )
+
+
+def test_a_difference_is_that_of_the_shown_numbers():
+    assert ACCURACY.format_difference(0.28649, 0.27651) == "+0.9 points"  # 28.6 and 27.7; without rounding 0.998
+    assert ACCURACY.format_difference(0.5, float("nan")) == "-"
+    assert Metric("r2", "R2", is_share=False).format_difference(0.71, 0.65) == "+0.06"
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -62,6 +62,8 @@ def test_gathered_rows_are_the_rows_of_the_whole(form):
         data = NodeData(settings(features="auto"), party, has_labels=True)
         whole, some = (_dense(data.features(chosen)) for chosen in (np.arange(24), nodes))
         np.testing.assert_array_equal(whole[nodes], some)
+        if form is np.asarray:
+            np.testing.assert_array_equal(data.preparation.apply(party.features[nodes], some.dtype.type), some)
 
 
 def test_a_model_predicts_with_the_stored_preparation_and_not_with_one_of_the_new_data(tmp_path):

@@ -453,6 +453,13 @@ def test_what_are_no_parties_is_refused_with_how_to_make_them(things):
         glasu.train(things)
 
 
+@pytest.mark.parametrize("config", [{"train": {}}, {}, "run.toml"], ids=str)
+def test_what_is_no_config_is_refused_with_how_to_build_one(config):
+    for train in (glasu.train, lambda parties, config: glasu.GLASUClassifier(config=config).fit(parties)):
+        with pytest.raises(ConfigError, match=r"must be a glasu\.RunConfig; glasu\.RunConfig\.from_dict builds one"):
+            train(tiny_parties(), config)
+
+
 def test_a_task_that_does_not_fit_is_refused_before_anything_is_sent():
     with pytest.raises(
         ConfigError, match=r'train\.task="multilabel": party .a. must have .*, but has one class per node'

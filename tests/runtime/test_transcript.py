@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError, DataError
-from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Losses, Partial, Proposal
+from glasu.privacy.policy import PolicyError
+from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Losses, Partial, Proposal, TensorMessage
+from glasu.protocol.requests import RoundDone
+from glasu.runtime.policy_file import read_policy
 from glasu.runtime.transcript import MANIFEST_FILE, MESSAGE_FILE, RECORD, RecordedRun
-from glasu.wire.message_key import ALL_CLIENTS, SERVER, Phase
+from glasu.wire.message_key import ALL_CLIENTS, SERVER, TO_ONE, Phase
 from support.commands import SMALL_RUN, glasu, refused
+from support.masks import tiny_masked
 from support.tiny import simulate, tiny
 
 SECRETS = {"a": b"\x11" * 32, "b": b"\x22" * 32, "c": b"\x33" * 32}
@@ -111,6 +115,77 @@ def test_a_resumed_run_appends_and_a_repeated_message_counts_once(tmp_path):
             assert np.array_equal(left.rows, right.rows)
 
 
+HIDDEN = {"num_rounds": 2, "evaluate_every": 1}
+
+
+def test_a_party_sees_its_own_tensors_in_the_clear_and_the_server_none(tmp_path):
+    config, parties = tiny_masked(**HIDDEN)
+    simulate(parties, config, transcript=tmp_path)
+    transcript = RecordedRun(tmp_path)
+    assert not any(entry.is_clear for entry in transcript.view("server").entries)
+    for index, role in enumerate("abc"):
+        clear = [entry for entry in transcript.view(role).entries if issubclass(entry.kind, TensorMessage)]
+        assert {entry.receiver for entry in clear} == {TO_ONE + index}
+        assert {entry.sender for entry in clear} == {index, SERVER}
+    parts = [transcript.view(role).matrices(Partial, Phase.TRAINING)[0].rows for role in "abc"]
+    joint = transcript.view("a").matrices(Joint, Phase.TRAINING)[0].rows
+    np.testing.assert_allclose(np.mean(parts, axis=0), joint, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("receiver", [TO_ONE + 3, TO_ONE + 1], ids=["unknown party", "part of another party"])
+def test_a_tensor_in_the_clear_of_another_party_is_refused(tmp_path, receiver):
+    config, parties = tiny_masked(**HIDDEN)
+    simulate(parties, config, transcript=tmp_path)
+    first = next(each for each in RecordedRun(tmp_path).entries if each.receiver == TO_ONE and each.sender == 0)
+
+    def change(content):
+        content[first.start - RECORD.size : first.start] = RECORD.pack(receiver, first.stop - first.start)
+
+    change_file(tmp_path, change)
+    with pytest.raises(DataError, match=r"expected a tensor in the clear of a client 0\.\.2"):
+        RecordedRun(tmp_path)
+
+
+def test_a_transcript_without_tensors_in_the_clear_has_no_view_of_a_party(tmp_path):
+    config, parties = tiny_masked(**HIDDEN)
+    simulate(parties, config, transcript=tmp_path)
+
+    def remove_clear(content):
+        kept = (each for each in RecordedRun(tmp_path).entries if not each.is_clear)
+        return b"".join(content[each.start - RECORD.size : each.stop] for each in kept)
+
+    change_file(tmp_path, remove_clear)
+    with pytest.raises(DataError, match="does not contain what the parties read from hidden sums"):
+        RecordedRun(tmp_path).view("a")
+
+
+def test_a_masked_run_that_is_resumed_records_the_same_tensors(tmp_path):
+    config, parties = tiny_masked(num_rounds=4, checkpoint_every=1)
+    simulate(parties, config, transcript=tmp_path / "whole")
+
+    def crash(event):
+        if isinstance(event, RoundDone) and event.round == 2:
+            raise RuntimeError("killed")
+
+    files = {"checkpoints": tmp_path / "saved", "transcript": tmp_path / "resumed"}
+    with pytest.raises(RuntimeError, match="killed"):
+        simulate(parties, config, observer=crash, **files)
+    simulate(parties, config, **files)
+    one, other = (RecordedRun(tmp_path / name).view("b").matrices(Joint) for name in ("whole", "resumed"))
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        assert np.array_equal(left.rows, right.rows)
+
+
+def test_a_release_that_the_policy_refuses_is_not_in_the_transcript(tmp_path):
+    config, parties = tiny_masked(**HIDDEN)
+    (tmp_path / "policy.toml").write_text("min_rows = 1000\n")
+    policy = read_policy(tmp_path / "policy.toml")
+    with pytest.raises(PolicyError):
+        simulate(parties, config, transcript=tmp_path / "transcript", policies={"a": policy})
+    assert not [each for each in RecordedRun(tmp_path / "transcript").entries if each.receiver == TO_ONE]
+
+
 def change_file(folder, change):
     path = folder / MESSAGE_FILE
     content = bytearray(path.read_bytes())
@@ -163,6 +238,11 @@ def test_the_command_records_only_on_request_and_an_audit_attacks_the_record(tmp
     assert audit.returncode == 0, audit.stderr
     for words in ("features: one evaluation", "training nodes from predictions", "edges from index sets"):
         assert words in audit.stdout
+        assert words in (tmp_path / "recorded" / "audit.html").read_text()
+    by_b = glasu("audit", tmp_path / "recorded", "--attack", "--role", "b", "--json")
+    assert {each["role"] for each in json.loads(by_b.stdout)["attacks"]} == {"b", "requester"}
+    refused(glasu("audit", tmp_path / "recorded", "--role", "b"), "--role b: needs --attack")
+    refused(glasu("audit", tmp_path / "recorded", "--attack", "--role", "x"), "role 'x': the roles of this transcript")
     found = json.loads(glasu("audit", tmp_path / "recorded", "--attack", "--json").stdout)
     assert {"server", "c"} <= {each["role"] for each in found["attacks"]}
     refused(glasu("audit", tmp_path / "plain", "--attack"), "record one with glasu train --transcript")

@@ -6,7 +6,7 @@ the part of the target's data that the attacker is assumed to know. The rest of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from glasu.wire.message_key import Phase
 
 MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
 KNOWN_LABELS = (1, 4)  # known labels per class, for model completion
+RESULT_HEADINGS = ("attack", "role", "target", "measure", "score", "chance", "own data")
 LABEL_SHARE, EDGE_SHARE, PART_R2 = "share of labels", "share of edges", "R2 of the part"
 
 
@@ -77,17 +78,18 @@ def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[Atta
     return attack_run(transcript, parties, roles, probabilities=probabilities)
 
 
+def list_cells(result: AttackResult) -> tuple[str, ...]:
+    """Return the cells of a result below RESULT_HEADINGS: score, chance, and the score without messages."""
+    numbers = (f"{number:.3f}" for number in (result.score, result.chance, result.baseline))
+    return result.attack, result.role, result.target, result.measure, *numbers
+
+
 def format_results(results: Sequence[AttackResult]) -> str:
-    """Return the results as a table for people: score, chance, and the score without messages."""
-    head = ("attack", "role", "target", "measure", "score", "chance", "own data")
-    body = []
-    for each in results:
-        numbers = (f"{number:.3f}" for number in (each.score, each.chance, each.baseline))
-        body.append((each.attack, each.role, each.target, each.measure, *numbers))
-    widths = [max(len(line[column]) for line in (head, *body)) for column in range(len(head))]
+    """Return the results as a table for people."""
+    lines = [RESULT_HEADINGS, *map(list_cells, results)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(RESULT_HEADINGS))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (head, *body)
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
@@ -106,8 +108,8 @@ def attack_run(
     Args:
         transcript: the transcript of the run.
         parties: the data of all parties, in client order, as the run read them.
-        roles: the attackers; None: the server and the last party. A party attacks the label owner, or the first other
-            party.
+        roles: the attackers; None: the server and the last party. They attack the label owner, or the first other
+            party that has the data: edges, or features that vary.
         only: the attacks whose names start with one of these words; by default all.
         probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
         known_share: the share of the nodes whose features the attacker knows.
@@ -121,12 +123,14 @@ def attack_run(
     found: list[AttackResult] = []
     for role in roles or ("server", names[-1]):
         others = [name for name in names if name != role]
-        target = owner if owner in others else others[0] if others else names[0]
+        order = [owner, *others] if owner in others else others or list(names)
         seen = Observation(transcript.view(role), None if labelled is None else labelled.splits)
-        attacker = Attacker(role, seen, parties, names.index(target), known_share, seed)
         for name, attack in ATTACKS.items():
             if any(name.startswith(word) or word.startswith(name) for word in only):
-                found += attack(attacker)
+                has_data = HAS_DATA.get(name)
+                suited = [each for each in order if has_data is None or has_data(parties[names.index(each)])]
+                target = (suited or order)[0]
+                found += attack(Attacker(role, seen, parties, names.index(target), known_share, seed))
     if probabilities is not None and labelled is not None and labelled.splits is not None:
         found.append(attack_predictions(probabilities, labelled.splits))
     return [each for each in found if each.attack.startswith(tuple(only))]
@@ -241,9 +245,29 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
     """Infer features from representations: of the rounds, of one evaluation, and of all evaluations."""
     evaluations = attacker.seen.list_evaluations(attacker.target)
     nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
+    rounds = attacker.seen.average_rounds(attacker.target)
+    if rounds.size and rounds.any():
+        # An evaluation of one layer has validation nodes only, of which no training round has a row.
+        seen = nodes if rounds[nodes].any() else np.flatnonzero(rounds.any(axis=1))
+        yield from _guess_features(attacker, seen, {"training rounds": [rounds[seen]]})
+    variants: dict[str, list[Values]] = {}
+    if evaluations:
+        variants["one evaluation"] = [evaluations[0].rows]
+    if len(evaluations) > 1:
+        variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
+    if len(evaluations) > 1 and attacker.seen.is_server:  # with masks, the server can read nothing else
+        sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
+        variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
+    yield from _guess_features(attacker, nodes, variants)
+
+
+def _guess_features(
+    attacker: Attacker, nodes: edges.NodeIds, variants: Mapping[str, list[Values]]
+) -> Iterator[AttackResult]:
+    """Guess the target's features at some nodes from the rows of these nodes. A variant is a set of such rows."""
     truth = _read_features(attacker.victim)[nodes]
     varies = truth.std(axis=0) > 0
-    if not varies.any():
+    if not (variants and varies.any()):
         return
     truth = truth[:, varies]
     words = float((truth != 0).mean()) < MANY_WORDS
@@ -260,15 +284,6 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
     measure = "share of words" if words else "R2 of the columns"
     chance = float((truth != 0).mean()) if words else 0.0
     baseline = score()
-    rounds = attacker.seen.average_rounds(attacker.target)[nodes]
-    variants: dict[str, list[Values]] = {"training rounds": [rounds]} if rounds.size and rounds.any() else {}
-    if evaluations:
-        variants["one evaluation"] = [evaluations[0].rows]
-    if len(evaluations) > 1:
-        variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
-    if evaluations and attacker.seen.is_server:  # with masks, the server can read nothing else
-        sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
-        variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
     for name, blocks in variants.items():
         detail = f"{int(known.sum())} of {len(nodes)} rows known"
         yield attacker.report(f"features: {name}", measure, score(*blocks), chance, baseline, detail)
@@ -276,19 +291,19 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 
 def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
     """Infer the representation of another party from the mean, minus the attacker's own part. Exact if M = 2."""
-    if attacker.own is None or attacker.seen.hides_parts:  # the transcript does not contain the true part
+    if attacker.own is None:
         return
     evaluations = attacker.seen.list_evaluations(attacker.target)
     if not evaluations:
         return
     guessed = evaluations[-1]
-    whole = attacker.seen.view.transcript.view("server").matrices(Partial, Phase.EVALUATION)
 
-    def part(sender: int) -> Values:
+    def read_part(party: PartyData) -> Values:
+        sent = attacker.seen.view.transcript.view(party.name).matrices(Partial, Phase.EVALUATION)
         place = guessed.round, guessed.layer
-        return next(each.rows for each in whole if each.sender == sender and (each.key.round, each.key.layer) == place)
+        return next(each.rows for each in sent if (each.key.round, each.key.layer) == place)
 
-    truth, own = part(attacker.target), part(attacker.seen.view.index)
+    truth, own = read_part(attacker.victim), read_part(attacker.own)
     score, baseline = (max(0.0, features.measure_r2(each, truth)) for each in (guessed.rows, own))
     detail = f"M = {attacker.seen.num_clients}"
     yield attacker.report("representation through the mean", PART_R2, score, 0.0, baseline, detail)
@@ -344,6 +359,10 @@ def _smooth_features(party: PartyData) -> Values:
 
 
 Attack = Callable[[Attacker], Iterator[AttackResult]]
+HAS_DATA: dict[str, Callable[[PartyData], bool]] = {  # whether a party has the data; other attacks suit all parties
+    "edges": lambda party: party.graph.num_edges > 0,
+    "features": lambda party: bool((_read_features(party).std(axis=0) > 0).any()),
+}
 ATTACKS: dict[str, Attack] = {  # by the first words of their names in the results
     "edges": attack_edges,
     "labels": attack_labels,

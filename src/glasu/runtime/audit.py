@@ -1,15 +1,16 @@
 """Audit the ledgers of a run's folder: verify them, compute totals, and compare them with reports and other parties.
 
-Nothing is written or repaired here. Torch is not loaded.
+Nothing is written or repaired here. Torch is loaded only for ledgers with noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from glasu.config import PrivacyConfig
 from glasu.errors import ConfigError, DataError
 from glasu.privacy.ledger import (
     End,
@@ -27,7 +28,11 @@ from glasu.report import JsonRecord
 from glasu.runtime.ledger_file import LEDGER, LEDGERS, Fragment, list_ledger_files, read_ledger_file
 from glasu.runtime.output_dir import ALIGNING, PREDICTING, REPORT, SERVING
 
+if TYPE_CHECKING:
+    from glasu.privacy.accounting import Accountant
+
 CheckLevel = Literal["good", "note", "bad"]
+DELTA = PrivacyConfig().delta  # a ledger does not contain privacy.delta
 REPORTS = {REPORT: "training", "prediction.json": "prediction"}  # file -> purpose of its run
 
 
@@ -37,7 +42,7 @@ class AuditCheck(JsonRecord):
 
     check: str
     level: CheckLevel
-    said: str
+    text: str
 
 
 @dataclass
@@ -104,12 +109,15 @@ class AuditedLedger(JsonRecord):
     fault: str | None = None  # why the chain is broken; records after the fault are not read
     chains: list[str] = field(default_factory=list)  # the chain value after each record
     remembered: list[tuple[str, LedgerHead]] = field(default_factory=list)  # heads of other parties
+    accountant: Accountant | None = None  # counts the releases with noise; None if there are none
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; it contains only the length and the end of the chain."""
         values = super().to_dict()
-        for name in ("chains", "remembered"):
-            values.pop(name)
+        for name in ("chains", "remembered", "accountant"):
+            values.pop(name, None)
+        if self.accountant is not None:
+            values["differential_privacy"] = asdict(self.accountant.summarize())
         return {**values, "length": len(self.chains), "head": self.chains[-1] if self.chains else ""}
 
     def holds(self, head: LedgerHead) -> bool:
@@ -141,6 +149,14 @@ class AuditedLedger(JsonRecord):
                 if not self.runs:
                     self.runs.append(AuditedRun("unknown", record.run, "", ""))
                 self.runs[-1].add(record)
+                if "noise" in record.protection.split("+"):
+                    self._count_noise(record)
+
+    def _count_noise(self, entry: Entry) -> None:
+        from glasu.privacy.accounting import Accountant
+
+        self.accountant = self.accountant or Accountant(DELTA)
+        self.accountant.add(entry)
 
 
 @dataclass(frozen=True)
@@ -239,11 +255,11 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     else:
         yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each consistent with the records before it")
     if ledger.incomplete:
-        said = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
-        yield AuditCheck(name, "note", said)
+        text = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
+        yield AuditCheck(name, "note", text)
     if ledger.repairs:
-        said = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases were not sent"
-        yield AuditCheck(name, "note", said)
+        text = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases were not sent"
+        yield AuditCheck(name, "note", text)
 
 
 def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[AuditCheck]:
@@ -258,8 +274,8 @@ def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[A
             if ledger is None:
                 yield AuditCheck(file, "bad", f"names the ledger of {stated.party}, which is missing")
             elif ledger.fault is None and ledger.chains[stated.length - 1 : stated.length] != [stated.head]:
-                said = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
-                yield AuditCheck(file, "bad", f"{said}and has {len(ledger.chains)} now: its end was cut or changed")
+                text = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
+                yield AuditCheck(file, "bad", f"{text}and has {len(ledger.chains)} now: its end was cut or changed")
             elif ledger.fault is None:
                 yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
         if known:
@@ -284,11 +300,11 @@ def _check_traffic(
     if entered == counted:
         yield AuditCheck(file, "good", f"the ledger records the {counted:,} bytes that were sent to the server")
     elif entered > counted:
-        said = f"{entered:,} bytes are in the ledger, and {counted:,} in the report: rounds were repeated after a crash"
-        yield AuditCheck(file, "note", said)
+        text = f"{entered:,} bytes are in the ledger, and {counted:,} in the report: rounds were repeated after a crash"
+        yield AuditCheck(file, "note", text)
     else:
-        said = f"{counted:,} bytes were sent to the server, but the ledger records only {entered:,}"
-        yield AuditCheck(file, "bad", said)
+        text = f"{counted:,} bytes were sent to the server, but the ledger records only {entered:,}"
+        yield AuditCheck(file, "bad", text)
 
 
 def _check_memories(
@@ -305,10 +321,10 @@ def _check_memories(
             agreed += sum(map(ledger.holds, own))
             if lost:
                 most = max(head.length for head in lost)
-                said = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
-                yield AuditCheck(name, "bad", f"{said}its end was cut or changed")
+                text = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
+                yield AuditCheck(name, "bad", f"{text}its end was cut or changed")
         if agreed:
             yield AuditCheck(name, "good", f"{agreed} heads that others recorded are in this ledger")
         elif len(ledgers) == 1:
-            said = "nothing to compare with; name folders of other parties or of the server with --peers"
-            yield AuditCheck(name, "note", said)
+            text = "nothing to compare with; name folders of other parties or of the server with --peers"
+            yield AuditCheck(name, "note", text)

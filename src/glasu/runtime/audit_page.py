@@ -5,8 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
+
+if TYPE_CHECKING:
+    from glasu.privacy.accounting import Accountant
 
 KIND_TEXTS = {
     "representation": "numbers that a party's layers compute from its features and edges, one row per node",
@@ -18,6 +22,10 @@ KIND_TEXTS = {
     "metrics": "scores of the model, such as its accuracy",
     "alpha": "one setting of the smoothed prediction",
     "situation": "three figures about the data, from which a preset chooses settings",
+    "key": "keys of masks or ckks: public keys, and keys that are encrypted for the other parties",
+    "proof": "an HMAC with which the parties compare the server's answers at the end of a training",
+    "verdict": "two flags that the server reads (training stops; the best model is the average of the parties), and an "
+    "HMAC of the scores, or the label owner's verdict, encrypted",
     "set size": "the number of ids of the party",
     "key share": "a part of the key that the parties agree on",
     "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
@@ -78,9 +86,15 @@ def render_text(audit: Audit) -> str:
         for run in ledger.runs:
             lines += ["", f"  {describe_run(run)}"]
             lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_cells, run.totals)])]
+        if ledger.accountant is not None:
+            lines += ["", f"  differential privacy of all runs: {_state_privacy(ledger.accountant)}"]
         lines += [""]
-    lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.said}" for check in audit.checks]
+    lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.text}" for check in audit.checks]
     return "\n".join(lines)
+
+
+def _state_privacy(accountant: Accountant) -> str:
+    return f"{accountant.summarize()}. It holds if the party had a secret, as between machines."
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -93,8 +107,21 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def render_page(audit: Audit, now: datetime) -> str:
-    """Return the HTML page; `now` is the time of the audit."""
+def render_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = ()) -> str:
+    """Return the HTML page.
+
+    Args:
+        audit: the findings.
+        now: the time of the audit.
+        attacks: the headings and the rows of the table of attacks; empty: no attack was made.
+    """
+    attacked = ""
+    if attacks:
+        attacked = f"""<h2>Attacks</h2>
+<p>The attacks read the recorded messages of the run. Only a score above both chance and the score with the attacker's
+own data is a leak. A better attack may recover more.</p>
+{_render_table(attacks[0], attacks[1:], WORDS)}
+"""
     level = "bad" if audit.failures else "good"
     kinds = {total.kind: "" for ledger in audit.ledgers for run in ledger.runs for total in run.totals}
     meanings = [(kind, KIND_TEXTS.get(kind, "see the documentation of this version")) for kind in kinds]
@@ -111,7 +138,7 @@ def render_page(audit: Audit, now: datetime) -> str:
 protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
 content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
-<h2>Kinds of content</h2>
+{attacked}<h2>Kinds of content</h2>
 {_render_table(("kind", "meaning"), meanings, 2)}
 <footer>A hash chain proves that no record was changed, moved or omitted. Only the heads that other parties recorded
 prove that the end is complete. A party that changes this program can release data without an entry.</footer>
@@ -131,13 +158,15 @@ def _render_ledger(ledger: AuditedLedger) -> str:
     for run in ledger.runs:
         parts += [f"<h3>{_escape(describe_run(run))}</h3>"]
         parts += [_render_table(HEADINGS, map(list_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"]
+    if ledger.accountant is not None:
+        parts += [f"<p>Differential privacy of all runs: {_escape(_state_privacy(ledger.accountant))}</p>"]
     return "\n".join(parts)
 
 
 def _render_checks(checks: Sequence[AuditCheck]) -> str:
     rows = "".join(
         f'<tr><td class="words mark {check.level}">{CHECK_MARKS[check.level]}</td>'
-        f'<td class="words">{_escape(check.check)}</td><td class="words">{_escape(check.said)}</td></tr>'
+        f'<td class="words">{_escape(check.check)}</td><td class="words">{_escape(check.text)}</td></tr>'
         for check in checks
     )
     return f'<div class="wide"><table><tbody>{rows}</tbody></table></div>'

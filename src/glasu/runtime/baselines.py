@@ -42,7 +42,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
     """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline."""
     metric, method = make_task(report.config.train).selected_by, report.config.train.method
-    own, unit = report.test.metrics[metric.name], " points" if metric.is_share else ""
+    own = report.test.metrics[metric.name]
     possible = {name: each for name, each in baselines.items() if each.test is not None}
     parts = []
     for name, each in baselines.items():
@@ -50,7 +50,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
             parts.append(f"{name} not possible")
             continue
         score = each.test.metrics[metric.name]
-        notes = [f"{method} {(100 if metric.is_share else 1) * (own - score):+.1f}{unit}"]
+        notes = [f"{method} {metric.format_difference(own, score)}"]
         notes += [f"{each.bytes / 1e6:.2f} MB"] if each.bytes else []
         notes += _describe_best_party(report, each) if name == next(iter(possible)) else []
         parts.append(f"{name} {metric.format(score)} ({'; '.join(notes)})")

@@ -80,9 +80,9 @@ def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> 
 def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, Any]]:
     """Run `main`, and combine each of its exchanges with one exchange of `rider` until the rider has finished.
 
-    The rider's messages go first in both directions. A client starts an exchange with its first Send after a Receive
-    and completes it with a Receive of chunk 0. The server starts one with its first Receive of chunk 0 after an answer.
-    Both roles follow the same rule, so messages arrive in the expected order.
+    The rider's messages go first in both directions. At a client, an exchange starts with the first Send after a
+    Receive and ends with a Receive of chunk 0. At the server, it starts with the first Receive of chunk 0 after an
+    answer. So both roles combine the same exchanges, and messages arrive in the expected order.
     """
     action, riding = advance(main), advance(rider)
     joined = False  # the rider has joined the current exchange

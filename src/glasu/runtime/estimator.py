@@ -16,7 +16,7 @@ from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.task import make_task
 from glasu.report import RunReport
-from glasu.runtime.simulation import SimulationOptions, simulate
+from glasu.runtime.simulation import SimulationOptions, check_config, simulate
 from glasu.runtime.trained_model import TrainedModel
 
 
@@ -63,7 +63,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         own = {key: value for key, value in self.get_params(deep=False).items() if value is not None}
         model = {key: own[key] for key in own if key in ModelConfig.__dataclass_fields__}
         train = {key: own[key] for key in own if key in TrainConfig.__dataclass_fields__}
-        return (self.config or RunConfig()).replace(model=model, train=train)
+        return check_config(RunConfig() if self.config is None else self.config).replace(model=model, train=train)
 
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
         """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from glasu.data.party import Splits
+from glasu.model.sampler import draw_batch
 from glasu.privacy.attacks.edges import Draws, NodeIds
 from glasu.privacy.attacks.features import subtract_own
 from glasu.privacy.attacks.result import Values
 from glasu.protocol.messages import Agreed, Gradient, Joint, JointGradient, Partial, Proposal
+from glasu.protocol.sampling import owner_publishes_nodes, owner_sends_batches
 from glasu.runtime.transcript import RecordedTensor, RoleView
 from glasu.wire.message_key import SERVER, Phase
 
@@ -55,11 +57,6 @@ class Observation:
     @property
     def is_server(self) -> bool:
         return self.view.index == SERVER
-
-    @property
-    def hides_parts(self) -> bool:
-        """Whether parts are masked. Then even the party's own part is not readable, and attacks use the aggregate."""
-        return str(self.config.privacy.secure_aggregation) != "none"
 
     def list_draws(self, target: int) -> list[Draws]:
         """Return what the role knows about the neighbours that a client drew, by layer.
@@ -111,10 +108,25 @@ class Observation:
             *self._name_rows([each for each in self.view.matrices(Joint, Phase.TRAINING) if each.key.layer == last])
         ]
 
+    def find_batch(self, round_index: int) -> NodeIds | None:
+        """Return S[L] of a round: as the label owner sent it, or drawn from the public seed; None if unknown.
+
+        All roles can draw it if they know the training nodes. The label owner may have sent these once, or the splits
+        are known.
+        """
+        if owner_sends_batches(self.config):
+            return self.agreed.get((round_index, self.num_layers))
+        if owner_publishes_nodes(self.config):
+            examples = self.agreed.get((0, self.num_layers))
+        else:
+            examples = None if self.splits is None else self.splits.train
+        if examples is None or not isinstance(self.config.train.batch_size, int):
+            return None
+        return draw_batch(self.config, examples, round_index)
+
     def _name_rows(self, matrices: list[RecordedTensor]) -> Iterator[NodeRows]:
-        batches = self.list_batches()
         for each in matrices:
-            nodes = batches.get(each.key.round)
+            nodes = self.find_batch(each.key.round)
             if nodes is not None and len(nodes) == len(each.rows):
                 yield NodeRows(each.key.round, each.key.layer, nodes, each.rows.astype(np.float64))
 
@@ -139,10 +151,12 @@ class Observation:
         return result
 
     def average_rounds(self, target: int) -> Values:
-        """Return the mean, over the training rounds, of what the role knows about each node's representation, or 0."""
+        """Return the mean representation of each node that the role saw in the training rounds; 0 if it saw none."""
         lowest, total, seen = self.num_layers, np.zeros((self.num_nodes, 0)), np.ones(self.num_nodes)
         for each in self._list_parts(target, Phase.TRAINING):
             nodes = self.agreed.get((each.key.round, each.key.layer + 1))
+            if each.key.layer == self.num_layers - 1:
+                nodes = self.find_batch(each.key.round)
             if nodes is None and len(each.rows) == self.num_nodes:
                 nodes = np.arange(self.num_nodes)
             if nodes is None or len(nodes) != len(each.rows) or each.key.layer > lowest:
@@ -159,9 +173,6 @@ class Observation:
         partials = self.view.matrices(Partial, phase)
         if self.is_server:
             yield from (each for each in partials if each.sender == target)
-            return
-        if self.hides_parts:
-            yield from self.view.matrices(Joint, phase)
             return
         own = {(each.key.round, each.key.layer): each.rows for each in partials}
         for each in self.view.matrices(Joint, phase):

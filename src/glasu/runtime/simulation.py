@@ -29,14 +29,13 @@ from glasu.model.backbones import find_backbone
 from glasu.model.layers import Convolution
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
-from glasu.protocol.final_test import client_final_test, server_final_test
-from glasu.protocol.key_agreement import derive_run_key, needs_keys
+from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
-from glasu.protocol.rounds import client_result, client_script, client_training, server_script
+from glasu.protocol.rounds import client_result, client_script, client_training, server_result, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
-from glasu.protocol.warm_start import take_warm_steps
+from glasu.protocol.warm_start import draw_common_classifier, take_warm_steps
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
@@ -101,7 +100,7 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         options: see `SimulationOptions`.
     """
     options = options or SimulationOptions()
-    prepared = prepare_run(config, check_party_list(parties))
+    prepared = prepare_run(check_config(config), check_party_list(parties))
     config, parties = prepared.config, prepared.parties
     check_memory(config, parties, read_total_memory(), "this machine has {limit}. Choose smaller values.")
     secrets = _read_secrets(options.secrets, parties)
@@ -163,7 +162,7 @@ def train(
         secrets=secrets,
         clock=clock,
     )
-    return simulate(parties, config or RunConfig(), options).report
+    return simulate(parties, RunConfig() if config is None else config, options).report
 
 
 def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -174,6 +173,13 @@ def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
         "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one from a PyG graph, "
         "and glasu.read_party(folder) reads one party."
     )
+
+
+def check_config(config: RunConfig) -> RunConfig:
+    """Return the config; refuse other values, such as a dictionary, with a hint."""
+    if isinstance(config, RunConfig):
+        return config
+    raise ConfigError("config must be a glasu.RunConfig; glasu.RunConfig.from_dict builds one from a dictionary.")
 
 
 def prepare_run(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
@@ -209,8 +215,8 @@ def make_clients(
     ]
     if needs_keys(config):  # warm steps need the run key, and they come before all messages
         for client in clients:
-            client.adopt_run_key(derive_run_key(clients[0].private_seed))
-            client.draw_common_classifier()
+            client.keys.adopt_run_key(clients[0].keys.derive_run_key())
+            draw_common_classifier(client)
     return clients
 
 
@@ -310,10 +316,21 @@ def _open_transcript(
         return
     about = clients[0].requested, server.roster, server.identity.run, server.sizes.num_nodes
     writer = TranscriptWriter(options.transcript, *about, fresh=server.progress == Progress())
+    for client in clients:
+        client.release.observe_clear = partial(writer.write_clear, client.identity.index)
     try:
         yield writer
+        writer.record_settings(_find_final_settings(clients[0]), clients[0].identity.earlier_rounds)
     finally:
+        for client in clients:
+            client.release.observe_clear = None
         writer.close()
+
+
+def _find_final_settings(client: Client) -> RunConfig:
+    """Return the settings of a finished run: of the only candidate, or of the winner of the race."""
+    candidates = list_candidates(client.requested)
+    return candidates[0] if len(candidates) == 1 else client.config
 
 
 def _run_scripts(
@@ -361,12 +378,13 @@ def _run_scripts(
 
     if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
         run_alone(run(partial(client_lower_stage, train=client_training)), each)
-    elif server is not None and not server.progress.round:  # the same for warm steps, if there are any
+    elif server is not None and not server.progress.round and len(list_candidates(server.requested)) == 1:
+        # The same for warm steps, if there are any. In a race, they belong to one candidate.
         run_alone(run(take_warm_steps), each)
     if server is not None and clients[0].stages is not None:
         run_with_server(server_release(server), run(client_release))
         run_alone(run(client_training), each)
-        run_with_server(server_final_test(server), run(client_final_test))
+        run_with_server(server_result(server), run(client_result))
     elif server is not None:
         run_with_server(server_script(server), run(client_result if alone else client_script))
     else:

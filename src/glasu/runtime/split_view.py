@@ -16,7 +16,7 @@ import numpy as np
 
 from glasu.config import PrivacyConfig, RunConfig
 from glasu.data.party import PartyData
-from glasu.errors import ConfigError, TrainingError
+from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.privacy.attacks.result import AttackResult, Values
 from glasu.protocol.messages import Joint, Message, Partial
 from glasu.protocol.requests import Event, RoundDone
@@ -98,7 +98,7 @@ def _run_round(
             simulate(parties, config, options)
         except _EnoughError:
             pass
-        except TrainingError:  # if masks do not cancel, the sums are random numbers
+        except (ProtocolError, TrainingError):  # masks do not cancel, so sums are random numbers; ckks checks the sums
             if not split:
                 raise
         transcript = RecordedRun(Path(folder))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from glasu.config import Override, RunConfig
+from glasu.config import Override, RunConfig, list_candidates
 from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.privacy.ledger import Ledger
@@ -379,9 +379,10 @@ def summarize_race(server: Server) -> RaceSummary | None:
         return None
     scores: dict[int, float | None] = dict(zip(reversed(race.order), race.scores, strict=False))
     diverged = {each for each, score in scores.items() if score == DIVERGED}
+    candidates = list_candidates(server.requested)
     entries = tuple(
         CandidateSummary(
-            list_chosen(server.candidates, each),
+            list_chosen(candidates, each),
             None if each in diverged else scores.get(each),
             chosen=each == race.chosen,
             diverged=each in diverged or None,

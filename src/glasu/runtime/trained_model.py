@@ -36,10 +36,10 @@ from glasu.model.backbones import find_backbone
 from glasu.model.blocks import NodeSet
 from glasu.model.layers import Convolution
 from glasu.model.split import digest_weights
-from glasu.model.task import make_task
+from glasu.model.task import Targets, make_task
 from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
-from glasu.protocol.prediction import client_prediction, server_prediction
+from glasu.protocol.prediction import check_predicts_nodes, client_prediction, server_prediction
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script
 from glasu.protocol.server import Server
@@ -343,10 +343,11 @@ def remove_model(folder: Path) -> None:
 
 
 def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
+    check_predicts_nodes(client)
     if has_server(client.requested):
         yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
-    return (yield from client_prediction(client, key, nodes, ensemble=client.progress.ensemble))
+    return (yield from client_prediction(client, key, Targets.of_nodes(nodes), ensemble=client.progress.ensemble))
 
 
 def _serve_prediction(server: Server, key: Key, num_nodes: int) -> Script[None]:

@@ -3,6 +3,10 @@
 transcript/manifest.json   schema, run, parties, settings, number of nodes, format of the messages
 transcript/messages.bin    records: receiver (u16), length (u64), then the message as `message_bytes` encodes it
 
+Masks and encryption hide tensors in messages, but a client knows its own tensors and decodes the answers. So the file
+also contains these in the clear, as messages whose receiver is TO_ONE plus the client. Only the view of this client has
+them.
+
 The file contains all messages of the clients, so it is as confidential as the data of the run: it has mode 0600. It
 contains no secret and no key. A resumed run appends, so messages of repeated rounds occur twice, as on the wire.
 """
@@ -14,7 +18,8 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
@@ -25,14 +30,17 @@ from glasu.config import RunConfig
 from glasu.errors import ConfigError, DataError, ProtocolError
 from glasu.files import name_file, write_atomically
 from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
-from glasu.protocol.messages import Message, TensorMessage
+from glasu.protocol.messages import MESSAGES, Message, TensorMessage
 from glasu.records import parse_json, read_record, to_plain
-from glasu.wire.encodings import make_encodings
+from glasu.wire.encodings import Kind, make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
 
 TRANSCRIPT = "transcript"  # the folder in the output folder of a run
 MANIFEST_FILE, MESSAGE_FILE = "manifest.json", "messages.bin"
 RECORD = struct.Struct("<HQ")
+TENSOR_MESSAGES = {
+    (kind.content().kind, kind.content().is_answer): kind for kind in MESSAGES if issubclass(kind, TensorMessage)
+}
 MessageT = TypeVar("MessageT", bound=Message)
 Rows = NDArray[Any]
 
@@ -41,16 +49,23 @@ Rows = NDArray[Any]
 class TranscriptManifest:
     """The content of manifest.json."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     format: int  # format number of the messages
     run: str  # hexadecimal
     parties: tuple[str, ...]
     num_nodes: int
     config: Mapping[str, Mapping[str, Any]]  # the keys that were set; a preset decides the others
+    # At the end of the run: all keys, and the round number in keys at which the winner of the race begins.
+    final_config: Mapping[str, Mapping[str, Any]] | None = None
+    first_round: int = 0
 
     def __post_init__(self) -> None:
         if not self.parties or len(bytes.fromhex(self.run)) != RUN_BYTES:
             raise DataError(f"expected at least one party and a run of {RUN_BYTES} bytes.")
+
+    def without_end(self) -> TranscriptManifest:
+        """Return the manifest as it was written at the start of the run."""
+        return replace(self, final_config=None, first_round=0)
 
 
 class TranscriptWriter:
@@ -70,15 +85,14 @@ class TranscriptWriter:
             fresh: whether to remove an earlier transcript.
         """
         self.path = folder / MESSAGE_FILE
-        manifest = TranscriptManifest(
-            1, compute_format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
+        self._manifest = TranscriptManifest(
+            2, compute_format_number(), run.hex(), tuple(parties), num_nodes, config.to_dict(given=True)
         )
-        content = json.dumps(to_plain(manifest), indent=1).encode()
         if fresh:
             self.path.unlink(missing_ok=True)
-        elif self.path.exists() and (folder / MANIFEST_FILE).read_bytes() != content:
+        elif self.path.exists() and _read_manifest(folder).without_end() != self._manifest:
             raise ConfigError(f"{folder}: holds the transcript of another run; remove it, or start over with --fresh.")
-        write_atomically(folder / MANIFEST_FILE, content, 0o600)
+        self._write_manifest()
         with name_file(self.path):
             self._file: BinaryIO = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
             self._file.truncate(_find_end(self._file))
@@ -90,10 +104,48 @@ class TranscriptWriter:
         with name_file(self.path):
             self._file.write(RECORD.pack(receiver, len(content)) + content)
 
+    def _write_manifest(self) -> None:
+        content = json.dumps(to_plain(self._manifest), indent=1).encode()
+        write_atomically(self.path.with_name(MANIFEST_FILE), content, 0o600)
+
+    def record_settings(self, config: RunConfig, first_round: int) -> None:
+        """Record the settings of the finished run.
+
+        Args:
+            config: the settings, of the winner if there was a race.
+            first_round: the round number in keys at which the winner begins; 0 without a race.
+        """
+        self._manifest = replace(self._manifest, final_config=config.to_dict(), first_round=first_round)
+        self._write_manifest()
+
+    def write_clear(self, client: int, kind: Kind, key: Key, rows: Rows, is_answer: bool) -> None:
+        """Record the values of a tensor that a client hid, or that it read from a hidden answer."""
+        message = TENSOR_MESSAGES[kind, is_answer]
+        self(message(key._replace(client=SERVER if is_answer else client), rows), TO_ONE + client)
+
     def close(self) -> None:
         """Write buffered messages and close the file."""
         with name_file(self.path):
             self._file.close()
+
+
+@contextmanager
+def _explain_missing(folder: Path) -> Iterator[None]:
+    """Raise DataError with the remedy if a file of a transcript cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot read a transcript here ({error.strerror}); record one with glasu train --transcript."
+        ) from None
+
+
+def _read_manifest(folder: Path) -> TranscriptManifest:
+    """Read manifest.json."""
+    with _explain_missing(folder):
+        content = (folder / MANIFEST_FILE).read_bytes()
+    where = str(folder / MANIFEST_FILE)
+    return read_record(TranscriptManifest, parse_json(content, where), where)
 
 
 def _find_end(file: BinaryIO) -> int:
@@ -113,14 +165,23 @@ class RecordedMessage(NamedTuple):
 
     kind: type[Message]
     key: Key
-    receiver: int  # a client, ALL_CLIENTS or SERVER
+    receiver: int  # a client, ALL_CLIENTS, SERVER, or TO_ONE + a client for a tensor in the clear
     start: int
     stop: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether this is a tensor in the clear. It belongs to the view of one client."""
+        return TO_ONE <= self.receiver < ALL_CLIENTS
 
     @property
     def sender(self) -> int:
         """The client that sent it, or SERVER."""
         return SERVER if self.key.client >= TO_ONE else self.key.client
+
+
+def _is_tensor(entry: RecordedMessage) -> bool:
+    return issubclass(entry.kind, TensorMessage)
 
 
 class RecordedTensor(NamedTuple):
@@ -137,18 +198,13 @@ class RecordedRun:
     def __init__(self, folder: Path) -> None:
         """Open a transcript; raise DataError if it is incomplete or was written by another version."""
         self.folder = folder
-        try:
-            content = (folder / MANIFEST_FILE).read_bytes()
+        self.manifest = _read_manifest(folder)
+        with _explain_missing(folder):
             self._data = _map_file(folder / MESSAGE_FILE)
-        except OSError as error:
-            raise DataError(
-                f"{folder}: cannot read a transcript here ({error.strerror}); record one with glasu train --transcript."
-            ) from None
-        value = parse_json(content, str(folder / MANIFEST_FILE))
-        self.manifest = read_record(TranscriptManifest, value, str(folder / MANIFEST_FILE))
         if self.manifest.format != compute_format_number():
             raise DataError(f"{folder}: the messages have the format of another version; record the run again.")
-        self.config = RunConfig.from_dict(self.manifest.config, str(folder / MANIFEST_FILE))
+        settings = self.manifest.final_config or self.manifest.config
+        self.config = RunConfig.from_dict(settings, str(folder / MANIFEST_FILE))
         self.encodings = make_encodings(self.config)
         self.entries = tuple(self._read_entries())
 
@@ -177,6 +233,11 @@ class RecordedRun:
         sender, receiver, to = entry.sender, entry.receiver, entry.key.client - TO_ONE
         if entry.key.run != run:
             raise ProtocolError("expected a message of this run, got one of another run.")
+        if entry.is_clear:
+            client = receiver - TO_ONE
+            if client >= count or sender not in (client, SERVER) or not issubclass(entry.kind, TensorMessage):
+                raise ProtocolError(f"expected a tensor in the clear of a client 0..{count - 1}.")
+            return
         if sender != SERVER and (sender >= count or receiver != SERVER):
             raise ProtocolError(f"expected a message of a client 0..{count - 1} to the server.")
         allowed = (*range(count), ALL_CLIENTS) if entry.key.client == SERVER else range(count)[to : to + 1]
@@ -193,17 +254,33 @@ class RecordedRun:
     def view(self, role: str) -> RoleView:
         """Return the messages that the server or one party sees.
 
+        If tensors are hidden, the view of a party has them in the clear, as the party knows them. After a race the
+        view has the messages of the winner only, and its rounds begin with 0.
+
         Args:
             role: "server", or the name of a party.
         """
+        first = self.manifest.first_round
+        entries = [
+            each._replace(key=each.key._replace(round=each.key.round - first))
+            for each in self.entries
+            if each.key.phase is not Phase.CONTROL and each.key.round >= first
+        ]
+        entries += [each for each in self.entries if each.key.phase is Phase.CONTROL]
+        clear = [each for each in entries if each.is_clear]
+        messages = [each for each in entries if not each.is_clear]
         if role == "server":
-            return RoleView(self, SERVER, self.entries)
+            return RoleView(self, SERVER, tuple(messages))
         if role not in self.manifest.parties:
             listed = ", ".join(("server", *self.manifest.parties))
             raise ConfigError(f"role {role!r}: the roles of this transcript are {listed}.")
         index = self.manifest.parties.index(role)
-        seen = (each for each in self.entries if each.sender == index or each.receiver in (index, ALL_CLIENTS))
-        return RoleView(self, index, tuple(seen))
+        if self.config.privacy.hides_parts and not clear and any(_is_tensor(each) for each in messages):
+            raise DataError(f"{self.folder}: does not contain what the parties read from hidden sums; record it again.")
+        if clear:
+            messages = [each for each in messages if not _is_tensor(each)]
+        seen = [each for each in messages if each.sender == index or each.receiver in (index, ALL_CLIENTS)]
+        return RoleView(self, index, (*seen, *(each for each in clear if each.receiver == TO_ONE + index)))
 
 
 def _map_file(path: Path) -> mmap.mmap | bytes:
@@ -238,7 +315,8 @@ class RoleView:
         parts: dict[tuple[int, int, Phase, int, int], list[tuple[Key, Rows]]] = {}
         for entry, message in self.messages(kind, phase):
             place = entry.sender, entry.receiver, entry.key.phase, entry.key.round, entry.key.layer
-            parts.setdefault(place, []).append((entry.key, encoding.decode(message.value)))
+            rows = message.value if entry.is_clear else encoding.decode(message.value)
+            parts.setdefault(place, []).append((entry.key, rows))
         found = []
         for (sender, *_), chunks in parts.items():
             chunks.sort(key=lambda chunk: chunk[0].chunk)
