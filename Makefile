@@ -37,9 +37,9 @@ test: setup
 check-types: setup
 	$(BIN)/mypy
 
-# Three workers keep two cores busy: tests of the network wait for time limits.
+# Four workers keep two cores busy: tests of the network wait for time limits.
 run-tests: setup
-	$(BIN)/pytest -q -n 3 --dist worksteal
+	$(BIN)/pytest -q -n 4 --dist worksteal
 
 test-slow: setup $(VENV)/.flower
 	$(BIN)/pytest -q -m slow

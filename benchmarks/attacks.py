@@ -3,7 +3,8 @@
     python benchmarks/attacks.py off --datasets cora,minesweeper
 
 Every argument is a column of the table: `off`, the name of a privacy profile, or a TOML file with settings that are
-applied to every run, such as privacy.toml. Four runs are recorded and attacked:
+applied to every run, such as privacy.toml. A profile that refuses the sampler or the layers of a run gets a sampler and
+layers that it allows. Four runs are recorded and attacked:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
@@ -11,7 +12,8 @@ applied to every run, such as privacy.toml. Four runs are recorded and attacked:
     pair      two parties: the representation of the other one
 
 and one round is run with a server that splits the view. Parties have secrets, as over a network. A setting that the
-column refuses is shown as "refused".
+column refuses is shown as "refused". "own data" is the score without messages; where it differs in a later column, it
+follows in brackets.
 """
 
 from __future__ import annotations
@@ -65,13 +67,16 @@ KEPT = {  # run -> the attacks that it is made for
 }
 
 
+ONCE: Sections = {"train": {"sampler": "full", "batch_size": 0}, "model": {"aggregation_layers": [1]}}
+
+
 def read_column(text: str) -> Sections:
     """Return the settings of a column."""
     if text == "off":
         return {}
     if text.endswith(".toml"):
         return tomllib.loads(Path(text).read_text())
-    return {"privacy": {"profile": text}}
+    return {"privacy": {"profile": text}, **(ONCE if text == "dp" else {})}
 
 
 def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunConfig:
@@ -83,6 +88,8 @@ def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunCo
     for sections in (run, column):
         for name, keys in sections.items():
             base.setdefault(name, {}).update(keys)
+    if column.get("privacy", {}).get("profile") == "server" and base["train"].get("sampler") == "neighbor":
+        base["train"]["sampler"] = "shared"  # masks refuse neighbour sampling with several aggregation layers
     return RunConfig.from_dict(base, f"the settings of {dataset}")
 
 
@@ -153,9 +160,11 @@ def main() -> None:
                     continue
                 for each in found:
                     row = rows.setdefault((run, each.attack, each.role), {})
+                    baseline = row.setdefault("own data", f"{each.baseline:.3f}")
                     row[column] = f"{each.score:.3f}"
+                    if f"{each.baseline:.3f}" != baseline:  # for example, fewer nodes are evaluated
+                        row[column] += f" ({each.baseline:.3f})"
                     row.setdefault("chance", f"{each.chance:.3f}")
-                    row.setdefault("own data", f"{each.baseline:.3f}")
                     row.setdefault("measure", each.measure)
         names = ("measure", "chance", "own data", *args.columns)
         body = [[*row, *(values.get(name, "-") for name in names)] for row, values in rows.items()]

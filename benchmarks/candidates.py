@@ -4,15 +4,20 @@
 
 Each setting trains on each data set, divided as in defaults.py, with seeds that defaults.py does not use. The score is
 the best one on the validation nodes. Test scores are not read, so the choice of candidates does not depend on them.
-A table gives the mean over the seeds; the megabytes are those of one run.
+A table gives the mean over the seeds; the megabytes are those of one run. With `--one-hot`, one column for each node
+replaces the features; the columns are divided among the parties.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
 
 import glasu
 from defaults import BINARY, DATASETS, make_config
@@ -32,16 +37,36 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "gcnii exact .03, decay": {"model": GCNII, "train": {**EXACT, **DECAY, "learning_rate": 0.03}},
     "sage local, decay": {"model": SAGE, "train": DECAY},
     "sage exact .01, decay": {"model": SAGE, "train": {**EXACT, **DECAY, "learning_rate": 0.01}},
+    **{
+        f"sage exact .01, decay {decay}": {
+            "model": SAGE,
+            "train": {**EXACT, "weight_decay": decay, "learning_rate": 0.01},
+        }
+        for decay in (0.002, 0.005)
+    },
+    "gcnii local, warm": {"model": GCNII, "train": {"warm_start": 100}},
     "sage exact .03, decay": {"model": SAGE, "train": {**EXACT, **DECAY, "learning_rate": 0.03}},
     "gcn exact .01, decay": {"model": GCN, "train": {**EXACT, **DECAY, "learning_rate": 0.01}},
 }
 
 
-def validate(dataset: str, seed: int, partition: str, name: str) -> tuple[float, float]:
+def replace_features(parties: list[glasu.PartyData]) -> list[glasu.PartyData]:
+    """Return the parties with one column for each node instead of their features."""
+    count = parties[0].num_nodes
+    columns = np.array_split(np.random.default_rng(0).permutation(count), len(parties))
+    whole = sp.csc_array(sp.eye_array(count, format="csc"), dtype=np.float32)
+    return [
+        replace(party, features=sp.csr_array(whole[:, own]), feature_names=(), checked=None)
+        for party, own in zip(parties, columns, strict=True)
+    ]
+
+
+def validate(dataset: str, seed: int, partition: str, name: str, *, one_hot: bool = False) -> tuple[float, float]:
     """Return the best validation score of one run, and its megabytes."""
     base, changes = make_config(dataset, seed, partition), SETTINGS[name]
     config = base.replace(model=changes["model"], train={**changes.get("train", {}), "preset": "none"})
-    report = glasu.train(glasu.load_parties(config), config, workers=1)
+    parties = list(glasu.load_parties(config))
+    report = glasu.train(replace_features(parties) if one_hot else parties, config, workers=1)
     metric = "roc_auc" if dataset in BINARY else "accuracy"
     return report.validation.metrics[metric], report.traffic.total_bytes / 1e6
 
@@ -50,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=",".join(DATASETS))
     parser.add_argument("--partition", default="features", choices=("features", "apart"))
+    parser.add_argument("--one-hot", action="store_true", help="one column for each node instead of the features")
     parser.add_argument("--seeds", type=positive, default=3, help=f"seeds {FIRST_SEED}..{FIRST_SEED}+N-1")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="names, divided by ';'")
     parser.add_argument("--out", type=place, help="also write the table to this file")
@@ -62,7 +88,7 @@ def main() -> None:
             found = []
             for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
                 try:
-                    found.append(validate(dataset, seed, args.partition, name))
+                    found.append(validate(dataset, seed, args.partition, name, one_hot=args.one_hot))
                 except glasu.GlasuError as error:
                     print(f"{dataset}, {name}, seed {seed}: {error}", file=sys.stderr)
             scores, sizes = ([pair[place] for pair in found] for place in (0, 1))

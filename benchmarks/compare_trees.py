@@ -77,9 +77,9 @@ CASES: dict[str, Rounds | Commands] = {
         )
         for nodes, degree in ((20000, 16), (80000, 16), (320000, 16), (20000, 64), (20000, 256), (20000, 1024))
     },
-    "network: rounds, one process": Commands(CORA.replace("{name}", NAME), 220, 20),
-    "network: rounds, four processes": Commands(CORA.replace("{name}", NAME), 220, 20, LOOPBACK),
-    "network: rounds, four processes, 50 ms": Commands(CORA.replace("{name}", NAME), 120, 20, Line(0.05)),
+    "network: rounds, one process": Commands(CORA.replace("{name}", NAME), 120, 20),
+    "network: rounds, four processes": Commands(CORA.replace("{name}", NAME), 120, 20, LOOPBACK),
+    "network: rounds, four processes, 50 ms": Commands(CORA.replace("{name}", NAME), 70, 20, Line(0.05)),
     "network: small rounds, four processes": Commands(SMALL, 220, 20, LOOPBACK),
     "network: whole run, one process": Commands(WHOLE.replace("{name}", NAME), 20),
     "network: whole run, four processes": Commands(WHOLE.replace("{name}", NAME), 20, line=LOOPBACK),

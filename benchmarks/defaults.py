@@ -10,7 +10,7 @@ ensemble averaged class probabilities of the parties that trained alone, with th
 smooth   these averages, propagated over the edges of every party
 linear   logistic regression on the pooled features; C is chosen on validation
 sage     two layers of GraphSAGE on the pooled data, written with torch only; the epoch is chosen on validation
-gcn      two layers of GCN, likewise
+gcn      two layers of GCN, trained like sage
 
 `--partition apart` puts features and edges at different parties. The score is the test accuracy, or the ROC AUC of
 minesweeper and tolokers. The table has the mean over the seeds and, in brackets, the 90 % interval of the paired
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 import glasu
 from features import add_timestamps
-from tables import markdown, place, positive, show
+from tables import append_rows, markdown, place, positive, show
 
 BINARY = ("minesweeper", "tolokers")
 DATASETS = (
@@ -271,16 +271,6 @@ def read_runs(path: Path) -> list[Row]:
         ]
 
 
-def write_runs(path: Path, rows: Sequence[Row]) -> None:
-    """Append finished runs to the file."""
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
 def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
     """Return a row of the table: mean scores, and intervals of the differences to glasu."""
     scores: dict[str, dict[int, float]] = {}
@@ -346,7 +336,8 @@ def main() -> None:
                 for row in read_runs(given.runs)
                 if (row["dataset"], row["seed"], row["timestamps"]) == (dataset, seed, int(given.timestamps))
             }
-            write_runs(given.runs, run(dataset, seed, given.partition, timestamps=given.timestamps, done=done))
+            found = run(dataset, seed, given.partition, timestamps=given.timestamps, done=done)
+            append_rows(given.runs, FIELDS, found)
     rows = read_runs(given.runs)
     table = [row for dataset in DATASETS if (row := compare(rows, dataset)) is not None]
     text = markdown(["data set", *METHODS, "chosen", "MB", "seeds"], table)

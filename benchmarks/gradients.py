@@ -45,6 +45,7 @@ from glasu.data.graph import Graph
 from glasu.data.party import PartyData
 from glasu.data.sources.catalog import load_parties
 from glasu.model.step import ForwardStep, Step
+from glasu.model.task import Targets
 from glasu.protocol.sampling import client_sampling
 from glasu.runtime.simulation import make_clients
 from tables import markdown, place, positive, show
@@ -137,7 +138,7 @@ class Training:
         self.clients = make_clients(case.config(seed, step), parties)
         self.model, self.num_clients = self.clients[0].config.model, len(parties)
         self.learners = [client.learner for client in self.clients]
-        batch = self.clients[0].data.training_examples()
+        batch = self.clients[0].data.find_targets(self.clients[0].data.training_examples())
         samples = [drain(client_sampling(client, [0], [batch])) for client in self.clients]
         self.batches = [own.gather(sample) for own, (sample,) in zip(self.learners, samples, strict=True)]
 
@@ -244,7 +245,8 @@ class Training:
         nodes = np.concatenate([splits.validation, splits.test])
         steps = [own.exact_inference(nodes) for own in self.learners]
         hidden = self._forward(steps, lambda layer, partials: [self._mean(partials)] * self.num_clients)
-        each = [own.scores(joint) for own, joint in zip(self.learners, hidden, strict=True)]
+        targets = Targets.of_nodes(nodes)
+        each = [own.scores(joint, targets) for own, joint in zip(self.learners, hidden, strict=True)]
         found, count = self._mean(each).numpy(), len(splits.validation)
         if not np.isfinite(found).all():
             return 0.0, 0.0
@@ -337,7 +339,8 @@ class Comparison:
         if budget == "exchanges":
             return EXCHANGES // (METHODS[method].exchanges * len(self.case.model["aggregation_layers"]))
         known = {method for method, _, _ in self.curves}
-        allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)  # what every gradient has used
+        # The CPU seconds that every method has used at least.
+        allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)
         return round(allowed / self.seconds(method) / EVERY) * EVERY
 
     def choose(self, method: str, rounds: int) -> float:

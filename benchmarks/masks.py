@@ -100,23 +100,28 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
 def time_encryption(bits: int, repeats: int = 20) -> list[float]:
     """Return the megabytes of an encrypted tensor, and the median CPU milliseconds to encrypt, add M and decrypt."""
     encoding, cipher = Ciphertexts(bits, CLIENTS), CkksCipher()
-    encryption = CkksEncryption(
-        own=0,
-        cipher=cipher,
-        group_key=bytes(32),
-        contributors=lambda key: range(CLIENTS),
-        chunk_rows=4096,
-        transcript=Transcript(),
-    )
+    clients = [
+        CkksEncryption(
+            own=own,
+            cipher=cipher,
+            group_key=bytes(32),
+            contributors=lambda key: range(CLIENTS),
+            chunk_rows=4096,
+            transcript=Transcript(),
+        )
+        for own in range(CLIENTS)
+    ]
     numbers, _ = ColumnGrids().to_integers("representation", torch.randn(ROWS, COLUMNS), KEY, encoding)
     spent: list[list[float]] = [[], [], []]
-    for _ in range(repeats):
+    for index in range(repeats):
+        key = KEY._replace(round=index)
+        others = [each(numbers, key) for each in clients[1:]]
         times = [time.process_time()]
-        payload = encryption(numbers, KEY)
+        payload = clients[0](numbers, key)
         times.append(time.process_time())
-        (total,) = encoding.combine([payload] * CLIENTS, 1, [KEY])
+        (total,) = encoding.combine([payload, *others], 1, [key])
         times.append(time.process_time())
-        found = encryption.prepare_reading(KEY, numbers.shape, encoding)(total, None)
+        found = clients[0].prepare_reading(key, numbers.shape, encoding)(total, None)
         times.append(time.process_time())
         assert np.array_equal(found, (CLIENTS * numbers.astype(np.int64)).astype(encoding.number_dtype))
         for each, first, last in zip(spent, times, times[1:], strict=False):

@@ -23,7 +23,7 @@ TUNED = ("standalone", "glasu", "centralized")
 
 
 def list_cases(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the partitions and methods to try; the other partitions have the steps of the first one."""
+    """Yield the partitions and methods to tune; the other partitions use the learning rates of the first partition."""
     for partition in [way for way in list_ways(dataset) if way in (find_undivided(dataset), "apart")]:
         for method in TUNED:
             if method != "centralized" or partition != "apart":

@@ -41,7 +41,7 @@ def make_config(args: argparse.Namespace, dataset: str, aggregation: str, seed: 
 
 
 class LowerStage:
-    """The lower stage of a finished run, as another run takes it over."""
+    """The lower stage of a finished run, which another run continues."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.progress = ClientProgress(best_weights=weights)
@@ -51,8 +51,8 @@ class LowerStage:
 class Outcome:
     """The result of one run."""
 
-    test: float  # of the mean of all parties; of the mean accuracy where probabilities stay at the parties
-    test_alone: list[float]  # of each party with its own classifier
+    test: float  # accuracy of the mean prediction; if probabilities stay at the parties, the mean of their accuracies
+    test_alone: list[float]  # accuracy of each party with its own classifier
     validation: float
     validation_alone: list[float]
     bytes: int

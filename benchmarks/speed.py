@@ -26,7 +26,9 @@ from timing import PHASES, Timing, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)
-DEGREE, DENSE = 16.0, 64.0  # for more nodes, for more edges; with fewer edges, clients often draw the same nodes
+# Average degrees of the graphs that grow in nodes, and of the smallest graph that grows in edges. With fewer edges,
+# clients often draw the same nodes.
+DEGREE, DENSE = 16.0, 64.0
 
 
 def grown(num_nodes: int, average_degree: float) -> list[PartyData]:

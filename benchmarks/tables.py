@@ -1,10 +1,12 @@
-"""Markdown tables for RESULTS.md: format, print and write them."""
+"""Markdown tables for RESULTS.md: format, print and write them; and files of finished runs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def place(text: str) -> Path:
@@ -31,6 +33,16 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
     return "\n".join([padded[0], rule, *padded[1:]])
+
+
+def append_rows(path: Path, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a CSV file; a new file gets a header."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)
 
 
 def show(text: str, out: Path | None) -> None:
