@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from glasu.cli.main import COMMANDS, Terminated, main
+from glasu.cli.interrupts import Terminated
+from glasu.cli.main import COMMANDS, main
 from glasu.errors import ConfigError
 from support.commands import GLASU, SMALL_RUN, Fake, glasu, refused, replace_run
 from support.warm_process import WarmProcess

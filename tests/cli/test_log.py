@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from glasu.cli.interrupts import Terminated
 from glasu.cli.log import Log
-from glasu.cli.main import Terminated, main
+from glasu.cli.main import main
 from glasu.cli.progress import show_progress
 from glasu.model.task import ACCURACY
 from glasu.network.options import Status

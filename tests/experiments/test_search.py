@@ -221,10 +221,10 @@ def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_f
 
 
 def test_an_error_of_a_process_is_the_error_of_the_search(run_file, tmp_path):
-    overrides = ["data.name=none_such"]
+    overrides, before = ["data.name=none_such"], {*multiprocessing.active_children()}
     with pytest.raises((DataError, ConfigError), match="none_such"):
         search(run_file, tmp_path / "out", overrides=overrides, space=tmp_path / "grid.toml", jobs=2)
-    assert multiprocessing.active_children() == []
+    assert {*multiprocessing.active_children()} <= before
     search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)  # the corrected settings are accepted
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from types import FrameType
 from typing import NoReturn, Protocol
 
 from glasu import __version__, registry
 from glasu.cli import align, audit, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
 from glasu.cli.arguments import format_event
+from glasu.cli.interrupts import find_exit_code, handle_interrupts
 from glasu.errors import GlasuError
 
 
@@ -76,27 +75,15 @@ def build_parser(commands: Mapping[str, Command] = COMMANDS) -> argparse.Argumen
     return parser
 
 
-class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM, which is handled like Ctrl-C but has a different exit code."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = COMMANDS) -> int:
     """Run one command; return 0 (success), 1 (the run failed), 2 (invalid input), 130 or 143 (interrupted)."""
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        args = build_parser(commands).parse_args(argv)
-        with _leave_no_empty_folder(args):
-            return _run(args)
-    except KeyboardInterrupt as interruption:  # outside `_run`, which handles the interruption of a command
-        return _find_exit_code(interruption)
-
-
-def _find_exit_code(interruption: KeyboardInterrupt) -> int:
-    return 143 if isinstance(interruption, Terminated) else 130
+    with handle_interrupts():
+        try:
+            args = build_parser(commands).parse_args(argv)
+            with _leave_no_empty_folder(args):
+                return _run(args)
+        except KeyboardInterrupt as interruption:  # outside `_run`, which handles the interruption of a command
+            return find_exit_code(interruption)
 
 
 @contextmanager
@@ -124,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
         return _fail(
             args,
             f"interrupted; {args.interrupted}.{_warn_about_fresh(args)}",
-            _find_exit_code(interruption),
+            find_exit_code(interruption),
             "interrupted",
         )
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it

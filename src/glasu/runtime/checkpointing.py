@@ -21,7 +21,6 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from glasu.records import SCALARS, RecordError, parse_json, read_record, to_plai
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
+from glasu.runtime.workers import Pending, Workers
 
 CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
@@ -297,8 +297,8 @@ class Saver:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._writer = ThreadPoolExecutor(1, "glasu-checkpoint")
-        self._writing: Future[str] | None = None
+        self._writer = Workers(1, "glasu-checkpoint")
+        self._writing: Pending[str] | None = None
 
     def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
         """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
@@ -309,11 +309,11 @@ class Saver:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            writing.wait()
 
     def close(self) -> None:
         """Stop the writing thread."""
-        self._writer.shutdown(wait=True)
+        self._writer.close()
 
 
 def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:

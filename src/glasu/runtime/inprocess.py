@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +14,7 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send, WarmStepDone
 from glasu.runtime.drive import Actions, Finished, advance, check_contribution, resolve
 from glasu.runtime.telemetry import TrafficCounter
+from glasu.runtime.workers import Workers
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import ALL_CLIENTS, SERVER
 
@@ -44,7 +44,7 @@ def open_client_map(workers: int = 1) -> Iterator[Map]:
         if workers == 1:
             yield map
         else:  # torch's number of threads is set for each thread
-            with ThreadPoolExecutor(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
+            with Workers(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
                 yield pool.map
     finally:
         torch.set_num_threads(before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from glasu.runtime.inprocess import Running, count_cores, run_together
 from glasu.runtime.ledger_file import keep_run
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
+from glasu.runtime.workers import Workers
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
@@ -97,7 +97,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
             script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
             clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
         workers = min(len(names), count_cores())  # libsodium runs without the GIL
-        with ThreadPoolExecutor(workers, "glasu-align") as pool:
+        with Workers(workers, "glasu-align") as pool:
             run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
     files = tuple(
         CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
