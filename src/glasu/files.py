@@ -81,17 +81,33 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def _write_once(path: Path, content: bytes, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent
     with name_file(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            put_in_place(temporary, path, mode)
+            try:
+                write_whole(handle, content)
+                temporary.chmod(mode)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            temporary.replace(path)
+            sync_folder(folder)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_whole(handle: int, content: bytes) -> None:
+    """Write all bytes to an open file; one call of the system may write only some of them."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
 
 
 def put_in_place(temporary: Path, path: Path, mode: int = 0o644) -> None:

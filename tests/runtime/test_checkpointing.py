@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import struct
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_a_saved_state_is_read_back_bit_by_bit(state, tmp_path):
         assert same(getattr(again, item.name), getattr(state, item.name)), item.name
 
 
+def test_a_long_list_of_floats_is_an_array_and_keeps_every_bit():
+    losses = (0.1, -0.0, math.inf, math.nan, 5e-324) * 100
+    state = replace(SERVER, progress=replace(SERVER.progress, losses=losses))
+    arrays, facts = to_arrays(state)
+    assert arrays["progress/losses"].nbytes == 8 * len(losses)
+    assert len(json.dumps(facts)) < 1000  # the losses are not part of the JSON
+    again = from_arrays(ServerState, arrays, facts, "here")
+    assert same(again.progress.losses, losses)
+
+
 def test_a_new_field_of_any_type_needs_no_code():
     state = Extended(1, (Count(1), Count(2)), {"x": torch.ones(2, dtype=torch.int16)})
     again = from_arrays(Extended, *to_arrays(state), "here")
@@ -97,10 +108,10 @@ from pathlib import Path
 sys.modules["torch"] = None
 from glasu.protocol.state import Progress, ServerState
 from glasu.runtime.checkpointing import Store
-state = ServerState("", b"r", ("a",), Progress(losses=(0.5,)))
 store = Store(Path(sys.argv[1]), "the server")
-store.save(1, state)
-assert store.load(1, ServerState).progress.losses == (0.5,)
+for losses in ((0.5,), (0.5,) * 1000):
+    store.save(1, ServerState("", b"r", ("a",), Progress(losses=losses)))
+    assert store.load(1, ServerState).progress.losses == losses
 """
 
 
@@ -129,7 +140,7 @@ def test_a_write_that_breaks_leaves_the_file_of_before_and_no_other(syscall, tmp
     def fail(*arguments):
         raise OSError(5, "Input/output error")
 
-    target = {"fsync": "os.fsync", "write": "os.fdopen", "replace": "pathlib.Path.replace"}[syscall]
+    target = {"fsync": "os.fsync", "write": "os.write", "replace": "pathlib.Path.replace"}[syscall]
     monkeypatch.setattr(target, fail)
     with pytest.raises(CheckpointError, match=r"Input/output error"):
         store.save(1, Count(4))

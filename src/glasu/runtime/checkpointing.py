@@ -1,7 +1,7 @@
 """Save the state of a role between two rounds, and verify it when it is read. Torch is loaded only for tensors.
 
 file     magic, schema version, SHA-256 of schema version and body, body
-body     safetensors: the tensors of the state, and everything else as JSON in its metadata
+body     safetensors: the tensors and the long lists of floats of the state; everything else as JSON in its metadata
 
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here.
 
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -40,13 +41,15 @@ from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 from glasu.runtime.workers import Pending, Workers
 
-CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 6
+CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 7
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
 ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
 START = "start"  # used as the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON is a reference to the tensor of that name
+FLOATS = "$floats"  # {FLOATS: name}: the same for a long list of floats, such as the losses of all rounds
+MANY_FLOATS = 64  # JSON takes ten times as long for each float
 RUN_FILE = "run.json"
 log = logging.getLogger(__name__)
 
@@ -62,13 +65,11 @@ def to_arrays(state: Any) -> tuple[Arrays, Any]:
 
 def from_arrays(cls: type[T], arrays: Mapping[str, NDArray[Any]], facts: object, source: str) -> T:
     """Build a state from named arrays and JSON values, or raise RecordError."""
+    plain = _put_arrays(facts, arrays)
     # State modules import these names for type checking only. The server's state has no tensor and needs no torch.
-    names: dict[str, Any] = {"Mapping": Mapping, "Tensor": _NoTensor}
-    if arrays:
-        import torch
-
-        names["Tensor"] = torch.Tensor
-    return read_record(cls, _put_arrays(facts, arrays), source, finite=False, names=names)
+    torch = sys.modules.get("torch")
+    names: dict[str, Any] = {"Mapping": Mapping, "Tensor": _NoTensor if torch is None else torch.Tensor}
+    return read_record(cls, plain, source, finite=False, names=names)
 
 
 class _NoTensor:
@@ -76,34 +77,44 @@ class _NoTensor:
 
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
-    """Replace every tensor below `value` with a reference to an entry of `arrays`."""
+    """Replace every tensor and every long list of floats below `value` with a reference to an entry of `arrays`."""
     if type(value) in SCALARS:
         return value
     if isinstance(value, dict):
         return {key: _take_arrays(item, f"{path}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list):
-        if SCALARS.issuperset(map(type, value)):
+        kinds = set(map(type, value))
+        if kinds == {float} and len(value) >= MANY_FLOATS:
+            return {FLOATS: _add_array(path, np.array(value), arrays)}
+        if kinds <= SCALARS:
             return value
         return [_take_arrays(item, f"{path}/{index}", arrays) for index, item in enumerate(value)]
     torch = sys.modules.get("torch")  # None if torch was never imported; then there are no tensors
     if torch is None or not isinstance(value, torch.Tensor):
         return value
+    return {TENSOR: _add_array(path, value.detach().contiguous().numpy(), arrays)}
+
+
+def _add_array(path: str, array: NDArray[Any], arrays: Arrays) -> str:
     name = path.removeprefix("/")
-    arrays[name] = value.detach().contiguous().numpy()
-    return {TENSOR: name}
+    arrays[name] = array
+    return name
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` with its tensor; an unknown reference stays and is refused later."""
+    """Replace every reference below `value` with its content; an unknown reference stays and is refused later."""
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
-    name = value.get(TENSOR)
+    reference, name = next(iter(value.items()), (None, None))
     if len(value) == 1 and isinstance(name, str) and name in arrays:
-        import torch
+        if reference == FLOATS:
+            return arrays[name].tolist()
+        if reference == TENSOR:
+            import torch
 
-        return torch.from_numpy(arrays[name].copy())  # the loaded array is a read-only view of the file's content
+            return torch.from_numpy(arrays[name].copy())  # the loaded array is a read-only view of the file's content
     return {key: _put_arrays(item, arrays) for key, item in value.items()}
 
 

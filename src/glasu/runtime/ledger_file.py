@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.errors import CheckpointError, DataError
-from glasu.files import retry_without_descriptors, sync_folder
+from glasu.files import retry_without_descriptors, sync_folder, write_whole
 from glasu.privacy.ledger import (
     LEDGER_FORMAT,
     START_OF_CHAIN,
@@ -62,7 +62,7 @@ class LedgerFile:
             handle = self._open() if self._handle is None else self._handle
             before = os.fstat(handle).st_size
             try:
-                _write_whole(handle, b"".join(self._pending))
+                write_whole(handle, b"".join(self._pending))
                 if self._durable:
                     getattr(os, "fdatasync", os.fsync)(handle)  # the time of the file need not be durable
             except OSError:
@@ -94,12 +94,6 @@ class LedgerFile:
         if is_new:
             sync_folder(self.path.parent)
         return self._handle
-
-
-def _write_whole(handle: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 @dataclass(frozen=True, eq=False)
