@@ -41,7 +41,7 @@ def handle_interrupts(seconds: float = EXIT_SECONDS) -> Iterator[None]:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     terminate = signal.signal(signal.SIGTERM, _terminate)
-    # Python writes the number of each signal here at once, even if the main thread cannot run its handler.
+    # Python writes the number of a signal here when it arrives, even if the main thread cannot run its handler.
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(reader, seconds), name="glasu-interrupts", daemon=True).start()
     try:

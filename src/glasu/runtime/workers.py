@@ -69,7 +69,7 @@ class Workers:
         return [each.wait() for each in pending]
 
     def close(self) -> None:
-        """Run what was submitted, then end the threads."""
+        """Run the submitted functions, then end the threads."""
         for _ in self._threads:
             self._waiting.put(None)
         for thread in self._threads:
