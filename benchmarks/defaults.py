@@ -14,8 +14,10 @@ gcn      two layers of GCN, trained like sage
 
 `--partition apart` puts features and edges at different parties. The score is the test accuracy, or the ROC AUC of
 minesweeper and tolokers. The table has the mean over the seeds and, in brackets, the 90 % interval of the paired
-difference glasu minus alternative. With `--timestamps` every party has one more column that says nothing: the seconds
-since 1970 of a random time within a year. Runs in the file are not repeated.
+difference glasu minus alternative. Runs in the file are not repeated.
+
+Two options repeat only some methods and add a table of the change. With `--timestamps` every party has one more column
+that says nothing: the seconds since 1970 of a random time within a year. With `--labels a` only party a has labels.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import MaxAbsScaler
@@ -41,6 +42,7 @@ from torch import Tensor, nn
 
 import glasu
 from features import add_timestamps
+from pairs import find_interval
 from tables import append_rows, markdown, place, positive, show
 
 BINARY = ("minesweeper", "tolokers")
@@ -103,12 +105,12 @@ class Gcn(nn.Module):
         return result
 
 
-def make_config(dataset: str, seed: int, partition: str) -> glasu.RunConfig:
-    """Return the default settings for a data set."""
+def make_config(dataset: str, seed: int, partition: str, labels: str = "all") -> glasu.RunConfig:
+    """Return the default settings for a data set; `labels` is the party that has them, or "all"."""
     data: dict[str, Any] = {"name": dataset, "split": (0.6, 0.2, 0.2), "partition": partition}
     if partition == "apart" and dataset in BINARY:
         data["num_clients"] = 2  # few columns: all of them at one party
-    train = {"seed": seed, **({"task": "binary"} if dataset in BINARY else {})}
+    train = {"seed": seed, "labels": labels, **({"task": "binary"} if dataset in BINARY else {})}
     return glasu.RunConfig.from_dict({"data": data, "train": train})
 
 
@@ -219,6 +221,34 @@ def pick_party(report: glasu.RunReport) -> tuple[float, float]:
     return there, here
 
 
+def run_with_owner(dataset: str, seed: int, partition: str, owner: str, done: Mapping[str, Row]) -> list[Row]:
+    """Run glasu with the labels at one party, unless it is done."""
+    method, metric, start = name_owner(owner), "roc_auc" if dataset in BINARY else "accuracy", time.process_time()
+    if method in done:
+        return []
+    config = make_config(dataset, seed, partition, owner)
+    report = glasu.train(glasu.load_parties(config), config, workers=1)
+    return [
+        {
+            "dataset": dataset,
+            "timestamps": 0,
+            "seed": seed,
+            "method": method,
+            "score": report.test.metrics[metric],
+            "validation": report.validation.metrics[metric],
+            "chosen": f"{report.config.model.backbone} {report.config.train.backward}",
+            "rounds": report.validation.round,
+            "megabytes": report.traffic.total_bytes / 1e6,
+            "seconds": time.process_time() - start,
+        }
+    ]
+
+
+def name_owner(owner: str) -> str:
+    """Return the name of the method with labels at one party."""
+    return f"glasu, labels at {owner}"
+
+
 def run(dataset: str, seed: int, partition: str, *, timestamps: bool, done: Mapping[str, Row]) -> list[Row]:
     """Run the missing methods of one data set and seed."""
     binary, found, config = dataset in BINARY, [], make_config(dataset, seed, partition)
@@ -286,8 +316,7 @@ def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
         differences = [scores["glasu"][seed] - own[seed] for seed in seeds]
         cell = f"{fmean(own.values()):.1f}" if own else "-"
         if method != "glasu" and len(seeds) > 1:
-            half = stats.t.ppf(0.95, len(seeds) - 1) * np.std(differences, ddof=1) / np.sqrt(len(seeds))
-            cell += f" ({fmean(differences) - half:+.1f}..{fmean(differences) + half:+.1f})"
+            cell += " ({:+.1f}..{:+.1f})".format(*find_interval(differences))
         cells.append(cell)
     own_rows = [row for row in rows if row["dataset"] == dataset and row["method"] == "glasu" and not row["timestamps"]]
     counts: dict[str, int] = {}
@@ -298,22 +327,22 @@ def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
     return [dataset, *cells, listed, f"{megabytes:.0f}", str(len(own_rows))]
 
 
-def compare_timestamps(rows: Sequence[Row], dataset: str) -> list[str] | None:
-    """Return a row of the second table: the change by a column of timestamps, over the same seeds."""
-    with_column, without = (
+def compare_change(rows: Sequence[Row], dataset: str, method: str = "glasu", timestamps: int = 0) -> list[str] | None:
+    """Return a row of another table: the change of the score against plain glasu, over the same seeds."""
+    changed, plain = (
         {
             row["seed"]: 100 * row["score"]
             for row in rows
-            if row["dataset"] == dataset and row["method"] == "glasu" and row["timestamps"] == added
+            if (row["dataset"], row["method"], row["timestamps"]) == (dataset, *wanted)
         }
-        for added in (1, 0)
+        for wanted in ((method, timestamps), ("glasu", 0))
     )
-    seeds = sorted(with_column.keys() & without.keys())
+    seeds = sorted(changed.keys() & plain.keys())
     if not seeds:
         return None
-    changes = [with_column[seed] - without[seed] for seed in seeds]
-    spread = f" +/- {np.std(changes, ddof=1) / np.sqrt(len(seeds)):.1f}" if len(seeds) > 1 else ""
-    return [dataset, f"{fmean(changes):+.1f}{spread}", str(len(seeds))]
+    changes = [changed[seed] - plain[seed] for seed in seeds]
+    interval = "{:+.1f} to {:+.1f}".format(*find_interval(changes)) if len(seeds) > 1 else ""
+    return [dataset, f"{fmean(changes):+.1f}", interval, str(len(seeds))]
 
 
 def main() -> None:
@@ -323,6 +352,7 @@ def main() -> None:
     parser.add_argument(
         "--partition", default="features", help="data.partition of sets that are one graph (%(default)s)"
     )
+    parser.add_argument("--labels", metavar="PARTY", help="the party that has the labels; only glasu runs")
     parser.add_argument("--timestamps", action="store_true", help="add a column of random times to every party")
     parser.add_argument("--runs", type=place, default=Path("defaults.csv"), metavar="FILE", help="finished runs")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the tables here")
@@ -336,14 +366,19 @@ def main() -> None:
                 for row in read_runs(given.runs)
                 if (row["dataset"], row["seed"], row["timestamps"]) == (dataset, seed, int(given.timestamps))
             }
-            found = run(dataset, seed, given.partition, timestamps=given.timestamps, done=done)
+            if given.labels is None:
+                found = run(dataset, seed, given.partition, timestamps=given.timestamps, done=done)
+            else:
+                found = run_with_owner(dataset, seed, given.partition, given.labels, done)
             append_rows(given.runs, FIELDS, found)
     rows = read_runs(given.runs)
     table = [row for dataset in DATASETS if (row := compare(rows, dataset)) is not None]
     text = markdown(["data set", *METHODS, "chosen", "MB", "seeds"], table)
-    changed = [row for dataset in DATASETS if (row := compare_timestamps(rows, dataset)) is not None]
-    if changed:
-        text += "\n\n" + markdown(["data set", "change by timestamps", "seeds"], changed)
+    owners = sorted({row["method"] for row in rows} - {*METHODS})
+    for title, method, timestamps in (("timestamps", "glasu", 1), *((name, name, 0) for name in owners)):
+        changed = [each for dataset in DATASETS if (each := compare_change(rows, dataset, method, timestamps))]
+        if changed:
+            text += "\n\n" + markdown(["data set", f"change by {title}", "90 % interval", "seeds"], changed)
     show(text, given.out)
 
 

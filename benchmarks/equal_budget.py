@@ -1,0 +1,166 @@
+"""Is joint training better than the alternatives if every method has the same search budget?
+
+    python benchmarks/equal_budget.py --datasets cora,citeseer --seeds 10 --search search.csv --runs runs.csv
+
+Every method tries the same grid of settings (GRID) on seeds 100 and 101, and the setting with the best mean validation
+accuracy runs on seeds 0 to N-1. Test scores of the search are not stored. The paper's splits, gcnii with four layers,
+raw features. GLASU takes four local steps per round after a warm start. Runs in the files are not repeated.
+
+The table has the paired difference GLASU minus alternative in points and its 90 % interval (pairs.py). The last column
+is the share of GLASU's runs in which the joint model was selected, not the ensemble of the warm start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import glasu
+from glasu import RunConfig
+from glasu.protocol.client import Client
+from glasu.runtime.simulation import SimulationOptions, simulate
+from pairs import find_interval, judge
+from tables import append_rows, markdown, place, positive, show
+
+DATASETS = ("cora", "citeseer", "pubmed", "dblp_authors")
+SEARCH_SEEDS = (100, 101)
+GRID: dict[str, tuple[Any, ...]] = {
+    "model.dropout": (0.5, 0.7),
+    "model.alpha": (0.1, 0.2),
+    "train.learning_rate": (0.002, 0.005),
+}
+POINTS = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001}
+ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 100, "evaluate_every": 5}
+GLASU = {**COMMON, "num_local_steps": 4, "num_rounds": 60, "evaluate_every": 5, "warm_start": 100}
+ALONE = ("standalone", "ensemble", "smooth")  # the parties train once for all of these
+METHODS = ("centralized", *ALONE, "glasu")
+FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes", "selected")
+Row = dict[str, Any]
+
+
+def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
+    """Return the settings of a run."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"name": dataset, "features": "none"},
+        "model": {"backbone": "gcnii"},
+        "train": {**(GLASU if method == "glasu" else ONE_STEP), "method": method, "seed": seed},
+    }
+    for name, value in POINTS[point].items():
+        section, _, key = name.partition(".")
+        sections[section][key] = value
+    return RunConfig.from_dict(sections)
+
+
+def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row]:
+    """Train some methods with one setting and one seed; methods whose parties train alone share the training."""
+    rows: list[Row] = []
+    trained: tuple[Client, ...] = ()
+    for method in methods:
+        config = make_config(dataset, method, point, seed)
+        used = trained if method in ALONE else ()
+        done = simulate(list(glasu.load_parties(config)), config, SimulationOptions(workers=1, trained=used))
+        trained, report = (done.clients if method in ALONE else trained), done.report
+        rows.append(
+            {
+                "dataset": dataset,
+                "method": method,
+                "point": point,
+                "seed": seed,
+                "validation": report.validation.accuracy,
+                "test": report.test.accuracy,
+                "megabytes": report.traffic.total_bytes / 1e6,
+                "selected": "" if report.warm_start is None else report.warm_start.selected,
+            }
+        )
+    return rows
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file; none if it does not exist."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, keeps_test: bool) -> None:
+    """Run the methods at their points, unless they are in the file, and append the rows.
+
+    Args:
+        path: the file.
+        dataset: the data set.
+        points: a point of the grid for each method.
+        seed: the seed.
+        keeps_test: whether to store test scores.
+    """
+    known = {(row["dataset"], row["method"], int(row["point"]), int(row["seed"])) for row in read_rows(path)}
+    left = [method for method, point in points.items() if (dataset, method, point, seed) not in known]
+    for point in sorted({points[method] for method in left}):
+        rows = run(dataset, [method for method in left if points[method] == point], point, seed)
+        for row in rows:
+            logging.info("%(dataset)s %(method)s, point %(point)d, seed %(seed)d: %(validation).3f", row)
+        append_rows(path, FIELDS, rows if keeps_test else [{**row, "test": ""} for row in rows])
+
+
+def choose_points(path: Path, dataset: str) -> dict[str, int]:
+    """Return the point with the best mean validation accuracy for each method; the first one of equal points."""
+    found: dict[str, dict[int, list[float]]] = {method: {} for method in METHODS}
+    for row in read_rows(path):
+        if row["dataset"] == dataset:
+            found[row["method"]].setdefault(int(row["point"]), []).append(float(row["validation"]))
+    return {method: max(sorted(scores), key=lambda point: fmean(scores[point])) for method, scores in found.items()}
+
+
+def compare(path: Path, dataset: str, points: Mapping[str, int], num_seeds: int) -> list[list[str]]:
+    """Return the rows of the table for one data set."""
+    scores: dict[str, dict[int, float]] = {method: {} for method in METHODS}
+    joint, megabytes = [], []
+    for row in read_rows(path):
+        method, seed = row["method"], int(row["seed"])
+        if row["dataset"] == dataset and points[method] == int(row["point"]) and seed < num_seeds:
+            scores[method][seed] = 100 * float(row["test"])
+            if method == "glasu":
+                joint.append(row["selected"] == "joint")
+                megabytes.append(float(row["megabytes"]))
+    lines, own = [], scores["glasu"]
+    for method in METHODS[:-1]:
+        differences = [own[seed] - scores[method][seed] for seed in sorted(own)]
+        low, high, error = find_interval(differences)
+        cells = [f"{fmean(own.values()):.1f}", f"{fmean(scores[method].values()):.1f}", f"{low:+.2f} to {high:+.2f}"]
+        share = f"{sum(joint)} of {len(joint)}"
+        lines.append([dataset, method, *cells, judge(low, error), f"{fmean(megabytes):.0f}", share])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
+    parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1 of the comparison")
+    parser.add_argument("--search", type=place, default=Path("search.csv"), metavar="FILE", help="runs of the search")
+    parser.add_argument("--runs", type=place, default=Path("runs.csv"), metavar="FILE", help="runs of the comparison")
+    parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    lines = []
+    for dataset in args.datasets:
+        for point, seed in itertools.product(range(len(POINTS)), SEARCH_SEEDS):
+            ensure(args.search, dataset, dict.fromkeys(METHODS, point), seed, keeps_test=False)
+        points = choose_points(args.search, dataset)
+        for method, point in points.items():
+            logging.info("%s %s: %s", dataset, method, POINTS[point])
+        for seed in range(args.seeds):
+            ensure(args.runs, dataset, points, seed, keeps_test=True)
+        lines += compare(args.runs, dataset, points, args.seeds)
+    header = ["data set", "alternative", "glasu", "alternative", "difference", "", "MB of glasu", "joint selected"]
+    show(markdown(header, lines), args.out)
+
+
+if __name__ == "__main__":
+    main()
