@@ -32,7 +32,7 @@ LOGGER = "glasu.wire"
 TRAFFIC = ("round", "bytes", "exchanges")  # keys of an entry of the report's history that do not depend on the CPU
 LAST_RENAME = 5  # a killed run ends before this rename in its output folder: after some checkpoints, not after all
 CLASSES = ("sun", "rain", "wind")
-NEWER = {"features": "data.features=none"}  # field of a config class -> override
+NEWER = ("data.features",)  # keys that older checkouts refuse; these run without them
 
 
 def find_main(tree: Path = TREE) -> Main:
@@ -56,7 +56,10 @@ def run(name: str, folder: Path, tree: Path = TREE, start: Start | None = None) 
         "recorded": fields that do not depend on the CPU. "local": fields that can differ from one CPU to another.
     """
     main, setting = find_main(tree), SETTINGS[name]
-    overrides = [*_write_data(main, setting, folder), *_list_newer_overrides(tree)]
+    keys = {**BASE, **setting.keys}
+    if tree != TREE:
+        keys = {key: value for key, value in keys.items() if key not in NEWER or _accepts(main, key, value)}
+    overrides = _write_data(main, setting, keys, folder)
     outcome = _train_and_predict(main, setting, folder / "out", overrides)
     if setting.killed:
         out = folder / "killed"
@@ -69,10 +72,17 @@ def run(name: str, folder: Path, tree: Path = TREE, start: Start | None = None) 
     return outcome
 
 
-def _list_newer_overrides(tree: Path) -> list[str]:
-    """Return overrides that bring a newer checkout to the behaviour of older ones, which do not know their keys."""
-    config = (tree / "src" / "glasu" / "config.py").read_text(encoding="utf-8")
-    return [word for key, override in NEWER.items() if f"    {key}: " in config for word in ("--set", override)]
+def _accepts(main: Main, key: str, value: Any) -> bool:
+    """Return whether a checkout accepts a key; `glasu split` is the fastest command that reads a run file."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = {name: BASE[name] for name in ("data.name", "data.num_nodes", "data.num_features")}
+        file, out = Path(folder, "run.toml"), Path(folder, "parties")
+        file.write_text("", encoding="utf-8")
+        try:
+            _trace(main, ["split", str(file), *_overrides({**data, key: value}), "--out", str(out)])
+        except RuntimeError:
+            return False
+    return True
 
 
 def _train_command(out: Path, overrides: Sequence[str]) -> list[str]:
@@ -158,7 +168,7 @@ def fold_clients(lines: Sequence[str]) -> list[str]:
 
 def differing_fields(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     """Return a description for every field that differs, by its dotted name; lists are compared as a whole."""
-    before, after = _flatten(old), _flatten(new)
+    before, after = flatten(old), flatten(new)
     names = [*before, *(name for name in after if name not in before)]
     return {
         name: _describe(before.get(name, "absent"), after.get(name, "absent"))
@@ -167,11 +177,12 @@ def differing_fields(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]
     }
 
 
-def _flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dictionaries by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in fields.items():
         nested = isinstance(value, dict) and value
-        flat |= _flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return flat
 
 
@@ -219,9 +230,8 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree / "src")}
 
 
-def _write_data(main: Main, setting: Setting, folder: Path) -> list[str]:
+def _write_data(main: Main, setting: Setting, keys: dict[str, Any], folder: Path) -> list[str]:
     """Write the run file, and party folders if the setting has some; return the arguments `--set key=value`."""
-    keys = {**BASE, **setting.keys}
     (folder / "run.toml").write_text("", encoding="utf-8")
     if setting.data != "built-in":
         parties = folder / "parties"
@@ -230,7 +240,8 @@ def _write_data(main: Main, setting: Setting, folder: Path) -> list[str]:
             names = sorted(path.name for path in parties.iterdir())
         else:
             names = _write_parties(parties, weighted=setting.data == "weighted")
-        keys = {key: value for key, value in keys.items() if not key.startswith("data.")}
+        kept = [key for key in keys if not key.startswith("data.") or key == "data.features"]
+        keys = {key: keys[key] for key in kept}
         keys["data.parties"] = [f"parties/{name}" for name in names]
     return _overrides(keys)
 

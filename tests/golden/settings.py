@@ -16,6 +16,7 @@ BASE: dict[str, Any] = {
     "data.num_features": 12,
     "data.num_classes": 3,
     "data.split": [0.4, 0.3, 0.3],
+    "data.features": "none",  # as in older versions, which refuse the key; see CHANGES.md
     "model.hidden": 8,
     # These are the defaults. Written out, they leave a preset nothing to choose, and older versions accept them.
     "model.backbone": "gcnii",
@@ -138,6 +139,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "edge_weights": Setting(_gcn(0, 1), data="weighted"),
     "edge_weights_neighbor": Setting(_sampled(), data="weighted"),
+    # prepared features
+    "prepared": Setting({"data.features": "auto"}),
+    "prepared_killed": Setting(_sampled(num_rounds=6) | {"data.features": "auto"}, data="weighted", killed=True),
     # checkpoints
     "killed": Setting({"train.num_rounds": 6, "train.evaluate_every": 1}, killed=True),
     "killed_neighbor": Setting(_sampled(num_rounds=6, prefetch=4, labels="b"), killed=True),

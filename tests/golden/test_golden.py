@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import runs
-from compare import find_reason, read_changes
+from compare import CHANGES, find_amounts, find_differences, find_reason, read_amounts, read_changes
 from records import read_record, recorded_names
 from runs import differing_fields, fold_clients, run
 from settings import BASE, SETTINGS
@@ -66,6 +66,10 @@ def test_killed_runs_are_recorded_as_equal_to_unbroken_runs() -> None:
     assert all(read_record(name)["resumed"] == expected for name in killed)
 
 
+def test_preparing_features_sends_nothing() -> None:
+    assert read_record("prepared") == read_record("default")
+
+
 def test_folding_joins_only_neighbours_that_differ_in_client_and_bytes() -> None:
     lines = ["to=server kind=A client=0 bytes=3", "to=server kind=A client=1 bytes=4", "exchange phase=x"]
     lines += ["to=server kind=A client=0 bytes=5"]
@@ -96,3 +100,47 @@ def test_a_listed_change_needs_setting_field_and_reason() -> None:
     assert changes == [("gat*", "traffic.by_kind.header", "shorter header")]
     assert find_reason(changes, "gat_neighbor", "traffic.by_kind.header") == "shorter header"
     assert find_reason(changes, "gcn", "traffic.by_kind.header") is None
+
+
+TABLE = """
+| settings | remark | messages | by_kind.header |
+|---|---|---|---|
+| `gat*`, `gcn` | no header | +2 | |
+| `*` | | -1 | +12 |
+"""
+
+
+def test_the_first_row_that_fits_a_setting_lists_its_amounts() -> None:
+    table = read_amounts(f"Prose.\n{TABLE}\n- gcn: losses: reason\n")
+    assert find_amounts(table, "gat_neighbor") == find_amounts(table, "gcn") == {"traffic.messages": 2}
+    assert find_amounts(table, "sage") == {"traffic.messages": -1, "traffic.by_kind.header": 12}
+    assert find_amounts(read_amounts("no table"), "sage") == {}
+
+
+def _outcome(**traffic: int) -> dict[str, Any]:
+    releases = {"a": ["phase=sampling kind=node sets layer=2 protection=none releases=1 rows=3 bytes=3"]}
+    recorded = {"traffic": traffic, "traffic_by_round": [[2, 9, 7]], "releases": releases, "trace": {"train": ["line"]}}
+    return {"recorded": recorded, "local": {"losses": [0.5]}}
+
+
+def test_traffic_may_change_by_the_listed_amount_only() -> None:
+    old, amounts = _outcome(messages=120), {"traffic.messages": 12}
+    assert find_differences(old, _outcome(messages=132), amounts) == {}
+    assert find_differences(old, _outcome(messages=133), amounts) == {"traffic.messages": "132 -> 133"}
+    assert find_differences(old, old, amounts) == {}
+
+
+def test_releases_are_compared_by_phase_and_kind_and_rounds_by_column() -> None:
+    old, new = _outcome(messages=1), _outcome(messages=1)
+    new["recorded"]["releases"]["a"] = [row.replace("bytes=3", "bytes=4") for row in new["recorded"]["releases"]["a"]]
+    new["recorded"]["traffic_by_round"] = [[2, 9, 8]]
+    assert find_differences(old, new, {}).keys() == {"releases.a.sampling.node_sets", "traffic_by_round.exchanges"}
+
+
+def test_no_wide_pattern_hides_changed_weights_tensors_or_exchanges() -> None:
+    text = CHANGES.read_text(encoding="utf-8")
+    changes, table = read_changes(text), read_amounts(text)
+    fields = ("weights_sha256", "traffic.by_kind.tensor", "traffic.messages", "traffic.exchanges", "trace.train")
+    for name in SETTINGS.keys() - {"demo", "prepared", "prepared_killed"}:
+        assert not [field for field in fields if find_reason(changes, name, field)]
+        assert "traffic.by_kind.tensor" not in find_amounts(table, name)
