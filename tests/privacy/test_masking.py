@@ -8,7 +8,7 @@ from scipy.stats import chisquare, kstest
 from sklearn.linear_model import Ridge
 
 from glasu.errors import ProtocolError
-from glasu.privacy.masking import join_parts, split_parts
+from glasu.privacy.masking import SumHistory, join_parts, split_parts
 from glasu.wire.encodings import Ring
 from glasu.wire.message_key import Phase
 from support.masks import key_of, make_masks
@@ -140,3 +140,12 @@ def test_joined_parts_come_apart_and_damaged_ones_are_refused(parts):
     for wrong, count in ((joined[:-1], len(parts)), (joined + b"x", len(parts)), (joined, len(parts) + 1)):
         with pytest.raises(ValueError, match="parts with their lengths"):
             split_parts(wrong, count)
+
+
+def test_a_repeated_sum_does_not_change_the_history_and_every_other_sum_does():
+    values = np.arange(6, dtype=np.uint32).reshape(2, 3)
+    history = SumHistory().add("representation 0", values)
+    assert history.add("representation 0", values) == history
+    later = [history.add("representation 1", values), history.add("gradient 0", values)]
+    later += [history.add("representation 1", values + np.uint32(1)), SumHistory().add("representation 1", values)]
+    assert len({each.value for each in [history, *later]}) == 5

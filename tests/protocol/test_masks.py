@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import json
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import join_parts
+from glasu.protocol.key_agreement import client_key_agreement
 from glasu.protocol.messages import (
     Decision,
     Gradient,
     Joint,
     JointGradient,
     JointScores,
+    KeyOffers,
     Losses,
     Metrics,
     Partial,
@@ -30,8 +33,10 @@ from glasu.protocol.messages import (
 )
 from glasu.protocol.presence import draw_present
 from glasu.protocol.released_kinds import list_protections
-from glasu.protocol.requests import Evaluated, RoundDone
+from glasu.protocol.requests import Evaluated, RoundDone, Send
 from glasu.runtime.baselines import compare_baselines, train_baselines
+from glasu.runtime.drive import advance
+from glasu.runtime.simulation import make_clients
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import Ring
 from glasu.wire.message_key import SERVER, Phase
@@ -337,6 +342,74 @@ def test_a_resumed_simulation_has_the_bits_of_an_unbroken_one_and_new_keys(tmp_p
     redone = [each for each in second.of(Partial) if (each.key.round, each.key.layer, each.key.client) in sent]
     for each in redone:
         assert not np.array_equal(each.value, sent[each.key.round, each.key.layer, each.key.client])
+
+
+@pytest.mark.parametrize("keys", [{}, {"backward": "joint"}], ids=str)
+def test_different_answers_before_a_restart_are_noticed_after_it(keys, tmp_path):
+    config, parties = tiny_masked(num_rounds=4, evaluate_every=4, **keys)
+    last, answers = config.model.aggregation_layers[-1], []
+
+    def split_and_stop(message):
+        if message.key.topic[1:3] == (Phase.TRAINING, 2):  # the checkpoint after round 1 is durable
+            raise ConnectionError
+        if isinstance(message, Joint) and message.key.topic[1:4] == (Phase.TRAINING, 1, last):
+            answers.append(message)
+            if len(answers) == 3:  # the third party gets another answer in the last exchange of round 1
+                return dataclasses.replace(message, value=message.value + np.uint32(1))
+        return message
+
+    with pytest.raises(ConnectionError):
+        simulate(parties, config, checkpoints=tmp_path, carry=split_and_stop)
+    said = "so the server sent them different answers|found different metrics|class probabilities|training diverged"
+    with pytest.raises((ProtocolError, TrainingError), match=said):  # the masks do not cancel, so sums are noise
+        simulate(parties, config, checkpoints=tmp_path)
+
+
+class OneKeySigner:
+    """Signs for all parties with one key, so that only the signed content tells offers apart."""
+
+    certificate = b"certificate"
+
+    def sign(self, content: bytes) -> bytes:
+        return hmac.digest(b"key", content, "sha256")
+
+    def find_error(self, name: str, certificate: bytes, signature: bytes, content: bytes) -> str:
+        return "" if hmac.compare_digest(signature, self.sign(content)) else "has an invalid signature"
+
+
+def make_offers(config, parties, *, run=bytes(12), attempt=1, names=("a", "b", "c")):
+    """Return the scripts of the key agreement of all clients, and their key offers."""
+    clients = make_clients(config, parties)
+    scripts, offers = [], []
+    for client in clients:
+        client.keys.signer = OneKeySigner()
+        client.identity = dataclasses.replace(client.identity, names=names, run=run, attempt=attempt)
+        scripts.append(client_key_agreement(client))
+        offers.append(advance(scripts[-1]).message.content.tobytes())
+    return scripts, offers
+
+
+@pytest.mark.parametrize("fact", ["none", "run", "attempt", "roster", "settings", "sender"])
+def test_the_signature_of_a_key_covers_run_attempt_roster_settings_and_sender(fact):
+    config, parties = tiny_masked()
+    scripts, offers = make_offers(config, parties)
+    others = {
+        "run": {"run": b"another run."},
+        "attempt": {"attempt": 2},
+        "roster": {"names": ("a", "b", "d")},
+        "settings": {"config": config.replace(train={"learning_rate": 0.5})},
+    }
+    if fact in others:  # the server sends an offer that b has signed elsewhere
+        offers[1] = make_offers(**{"config": config, "parties": parties, **others[fact]})[1][1]
+    elif fact == "sender":
+        offers[1:] = reversed(offers[1:])
+    receive = advance(scripts[0])
+    answer = KeyOffers(receive.key, np.frombuffer(join_parts(offers), np.uint8))
+    if fact == "none":
+        assert isinstance(advance(scripts[0], answer), Send)
+    else:
+        with pytest.raises(ProtocolError, match="the key of party 'b' has an invalid signature"):
+            advance(scripts[0], answer)
 
 
 def test_the_report_states_the_masks_and_counts_clamped_values():

@@ -124,11 +124,37 @@ class Transcript:
 
     def add(self, about: bytes, arrays: Iterable[Array]) -> None:
         """Add one message: its kind and place, and its arrays."""
-        digest = hashlib.sha256(self.value + join_parts([about]))
-        for array in arrays:
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        self.value = digest.digest()
+        self.value = _extend_hash(self.value, about, arrays)
+
+
+@dataclass(frozen=True)
+class SumHistory:
+    """The running hash of the sums that a client has read, over all attempts of a run. Checkpoints contain it.
+
+    An attempt begins with new keys and an empty transcript. Without this hash, a server could send different answers to
+    the parties, end the attempt, and read sums of the next attempt, which depend on those answers. The transcript of an
+    attempt begins with this hash, so the masks do not cancel then.
+
+    The hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
+    different attempts, and only these sums are equal in both.
+    """
+
+    value: bytes = bytes(32)
+    last: str = ""  # the place of the last sum; `train.release = "once"` reads it again after a resume
+
+    def add(self, place: str, payload: Array) -> SumHistory:
+        """Return the history with one more sum; a repeated sum changes nothing."""
+        if place == self.last:
+            return self
+        return SumHistory(_extend_hash(self.value, place.encode(), [payload]), place)
+
+
+def _extend_hash(value: bytes, about: bytes, arrays: Iterable[Array]) -> bytes:
+    digest = hashlib.sha256(value + join_parts([about]))
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
 
 @dataclass(eq=False, kw_only=True)

@@ -23,7 +23,7 @@ from glasu.errors import ProtocolError
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
 from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
-from glasu.privacy.masking import Hiding, Reveal
+from glasu.privacy.masking import Hiding, Reveal, SumHistory
 from glasu.privacy.noise import RowNoise
 from glasu.wire import ids
 from glasu.wire.encodings import Encoding, Integers, Kind, Ring, use_for_all_kinds
@@ -123,6 +123,7 @@ class Release:
     references: References = field(default_factory=dict)
     grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of hidden tensors
     hiding: Hiding | None = None  # masks or encryption of the current attempt
+    history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that this client has read
     observe_clear: ClearObserver | None = None  # gets the values of hidden tensors; a transcript records them
     _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
@@ -280,6 +281,7 @@ class Release:
         """
         encoding = self.encodings[kind]
         if isinstance(encoding, Ring):
+            self.history = self.history.add(f"{kind} {key.phase.name} {key.round} {key.layer}", payload)
             mean = self.grids.to_mean(kind, payload, key, encoding, num_summed)
             self.show_clear(kind, key, mean, is_answer=True)
             return mean

@@ -155,6 +155,7 @@ class Client:
             references=dict(self.release.references),
             ranges=self.release.grids.copy_ranges(),
             clamped=self.release.grids.clamped,
+            history=self.release.history,
         )
 
     def restore(self, state: ClientState) -> None:
@@ -169,5 +170,5 @@ class Client:
         if not self.progress.lower:  # otherwise the aggregate, which the upper layers read, must be exchanged first
             self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
-        self.release.references = dict(state.references)
+        self.release.references, self.release.history = dict(state.references), state.history
         self.release.grids.ranges, self.release.grids.clamped = dict(state.ranges), state.clamped

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from glasu.data.presets import count_race_rounds
 from glasu.privacy.feedback import Reference
+from glasu.privacy.masking import SumHistory
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class ClientState:
     references: Mapping[tuple[str, int], Reference]  # references of representations that are sent as changes
     ranges: Mapping[tuple[str, int], Tensor]  # ranges of the grids of masked tensors, by kind and layer
     clamped: int = 0  # values outside these grids so far
+    history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that the client has read
 
 
 @dataclass(frozen=True, eq=False)
