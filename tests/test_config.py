@@ -203,6 +203,16 @@ def test_an_unknown_name_in_an_override_is_refused_too(tmp_path):
         written(tmp_path, "", "train.sead=1")
 
 
+@pytest.mark.parametrize("value", [[], "x", -1, None, [("train", {})]], ids=str)
+def test_settings_that_are_not_an_object_are_refused_with_their_source_and_an_example(value):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict(value, "report.json")
+    assert str(caught.value) == (
+        f"report.json: the settings are {value!r} and must be an object of sections, for example "
+        '{"train": {"seed": 1}}; known sections are data, model, privacy, train, wire.'
+    )
+
+
 def test_all_faults_of_all_sections_are_listed_together(tmp_path):
     with pytest.raises(ConfigError) as caught:
         written(tmp_path, "wire = 3", "model.hidden=0", "train.learning_rate=-1", "trian.x=1", "train.sead=1")

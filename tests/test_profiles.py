@@ -44,6 +44,63 @@ def test_all_keys_that_contradict_a_profile_are_refused_together():
     assert 'model.aggregation_layers=(1, 3): privacy.profile="lean" needs [3]; remove the key' in str(caught.value)
 
 
+@pytest.mark.parametrize("changes", [{}, {"target_epsilon": 8.0}], ids=str)
+@pytest.mark.parametrize("multiplier", [0, 0.0])
+def test_dp_without_noise_is_refused(multiplier, changes):
+    with pytest.raises(ConfigError) as caught:
+        with_profile("dp", privacy={"dp_noise_multiplier": multiplier, **changes})
+    said = str(caught.value)
+    assert 'privacy.dp_noise_multiplier=0.0: privacy.profile="dp" protects released rows with noise' in said
+    assert "use a value above 0, or remove the key or the profile." in said
+    assert ("target_epsilon=8.0: has no effect" in said) == bool(changes)
+
+
+@pytest.mark.parametrize("multiplier", [0.001, 0.6, 4.0])
+def test_dp_accepts_any_noise(multiplier):
+    privacy = with_profile("dp", privacy={"dp_noise_multiplier": multiplier}).privacy
+    assert (privacy.dp_noise_multiplier, privacy.adds_noise) == (multiplier, True)
+
+
+NOISE_KEYS = {"target_epsilon": 16.0, "delta": 1e-6, "dp_clip": 0.5, "dp_clip_probabilities": 0.5}
+SUM_KEYS = {"range": 4.0, "allow_two_parties": True}
+
+
+@pytest.mark.parametrize(
+    ("profile", "keys"),
+    [("dp", NOISE_KEYS), ("dp", SUM_KEYS), ("dp", NOISE_KEYS | SUM_KEYS), ("server", SUM_KEYS), ("lean", SUM_KEYS)],
+    ids=str,
+)
+def test_a_key_may_depend_on_a_setting_of_the_profile(profile, keys):
+    config = with_profile(profile, privacy=keys)
+    assert {key: getattr(config.privacy, key) for key in keys} == keys
+    assert config.replace(train={"seed": 1}).privacy == config.privacy
+    assert with_profile(profile, data={"num_clients": 2}, privacy=SUM_KEYS).data.num_clients == 2
+
+
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"dp"}))
+def test_all_keys_that_have_no_effect_with_a_profile_are_refused_together(profile):
+    keys = NOISE_KEYS if profile != "off" else NOISE_KEYS | SUM_KEYS
+    with pytest.raises(ConfigError) as caught:
+        with_profile(profile, privacy=keys)
+    for key, value in keys.items():
+        assert f"privacy.{key}={value!r}: has no effect without privacy." in str(caught.value)
+    assert with_profile(profile).privacy.target_epsilon is None
+
+
+def test_contradictions_and_keys_without_effect_are_refused_together():
+    with pytest.raises(ConfigError) as caught:
+        with_profile("server", privacy={"blind_server": False, "dp_clip": 0.5})
+    assert 'privacy.blind_server=False: privacy.profile="server" needs True' in str(caught.value)
+    assert "privacy.dp_clip=0.5: has no effect without privacy.dp_noise_multiplier" in str(caught.value)
+
+
+def test_a_key_without_effect_is_listed_with_faults_of_other_sections():
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict({"train": {"num_rounds": 0}, "privacy": {"dp_clip": 0.5}})
+    assert "train.num_rounds=0" in str(caught.value)
+    assert "privacy.dp_clip=0.5" in str(caught.value)
+
+
 @pytest.mark.parametrize("profile", PROTECTED)
 def test_every_profile_needs_masks_because_encryption_protects_less_against_collusion(profile):
     with pytest.raises(ConfigError, match=f"secure_aggregation='ckks': privacy.profile=\"{profile}\" needs 'masks'"):

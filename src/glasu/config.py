@@ -19,6 +19,7 @@ from glasu.errors import ConfigError
 from glasu.profiles import PROFILES
 from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
 
+Part = typing.TypeVar("Part", bound=Checked)
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
 MAX_COUNT = 2**31 - 1  # counts and index arrays are sent as 32-bit integers
@@ -246,28 +247,39 @@ class PrivacyConfig(Checked):
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
-        ways = {way: registry.load("secure aggregation", way) for way in registry.choices("secure aggregation")}
-        for name in dict.fromkeys(name for way in ways.values() for name in way.config_keys):
-            self._check_hiding_key(name, [way for way, other in ways.items() if name in other.config_keys])
-        for name in NOISE_ONLY:
-            used = self.adds_noise or getattr(self, name) == getattr(type(self), name)
-            self._need(name, used, "has no effect without privacy.dp_noise_multiplier; set that, or remove it.")
+        # A profile may set the keys that others depend on, so `RunConfig` repeats this after it applied the profile.
+        if self.profile == "off" and (faults := self.list_unused_keys()):
+            raise ConfigError(" ".join(faults))
         for name in ("dp_noise_multiplier", "dp_noise_multiplier_gradients", "dp_noise_multiplier_probabilities"):
             value = getattr(self, name)
             enough = value is None or value >= LEAST_NOISE or (value == 0 and name == "dp_noise_multiplier")
             rule = f"must be at least {LEAST_NOISE}; less noise protects nothing."
             self._need(name, enough, rule + (" 0 means no noise." if name == "dp_noise_multiplier" else ""))
 
-    def _check_hiding_key(self, name: str, ways: Sequence[str]) -> None:
-        """Refuse a key that has no effect with this way to hide sums; it has one with `ways`."""
-        if self.secure_aggregation in ways or getattr(self, name) == getattr(type(self), name):
-            return
-        listed = " or ".join(f'"{way}"' for way in ways)
-        rule = f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
+    def list_unused_keys(self) -> list[str]:
+        """Return a fault for every key that is set and has no effect without another key."""
+        ways = {way: registry.load("secure aggregation", way) for way in registry.choices("secure aggregation")}
+        rules = {}
+        for name in dict.fromkeys(name for way in ways.values() for name in way.config_keys):
+            if name not in self.way_to_hide.config_keys:
+                rules[name] = self._explain_hiding_key(name, [way for way in ways if name in ways[way].config_keys])
+        if not self.adds_noise:
+            rule = "has no effect without privacy.dp_noise_multiplier; set that, or remove it."
+            rules.update(dict.fromkeys(NOISE_ONLY, rule))
+        values = {name: getattr(self, name) for name in rules}
+        return [
+            f"privacy.{name}={describe(values[name])}: {rule}"
+            for name, rule in rules.items()
+            if values[name] != getattr(type(self), name)
+        ]
+
+    def _explain_hiding_key(self, name: str, ways: Sequence[str]) -> str:
+        """Return why a key has no effect with this way to hide sums; it has one with `ways`."""
         if name == "blind_server" and self.way_to_hide.hides_sums:
             named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
-            rule = f"has no effect with {named}: the server sees no sums; remove it."
-        self._need(name, False, rule)
+            return f"has no effect with {named}: the server sees no sums; remove it."
+        listed = " or ".join(f'"{way}"' for way in ways)
+        return f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,7 +424,7 @@ class RunConfig:
             )
 
     def _apply_profile(self) -> None:
-        """Apply the settings of `privacy.profile`; refuse keys that contradict it."""
+        """Apply the settings of `privacy.profile`; refuse keys that contradict it, or have no effect with it."""
         profile, named = PROFILES[self.privacy.profile], f'privacy.profile="{self.privacy.profile}"'
         changes: dict[str, dict[str, Any]] = {}
         faults = []
@@ -422,15 +434,22 @@ class RunConfig:
                 found, wanted = describe(getattr(part, key)), describe(list(value) if type(value) is tuple else value)
                 faults.append(f"{section}.{key}={found}: {named} needs {wanted}; remove the key, or the profile.")
             changes.setdefault(section, {})[key] = value
-        if faults:
-            raise ConfigError(" ".join(faults))
         for section, key, value in profile.list_suggested():
             if key not in getattr(self, section).given:
                 changes.setdefault(section, {})[key] = value
+        if not changes:
+            return
+        privacy = _set_keys(self.privacy, changes.get("privacy", {}))
+        if profile.needs_noise and not privacy.adds_noise:
+            faults.append(
+                f"privacy.dp_noise_multiplier={describe(privacy.dp_noise_multiplier)}: {named} protects released rows "
+                "with noise, and 0 means no noise; use a value above 0, or remove the key or the profile."
+            )
+        faults += privacy.list_unused_keys()
+        if faults:
+            raise ConfigError(" ".join(faults))
         for section, keys in changes.items():
-            part = getattr(self, section)
-            given = {key: getattr(part, key) for key in part.given}
-            object.__setattr__(self, section, type(part)(**{**given, **keys}))
+            object.__setattr__(self, section, _set_keys(getattr(self, section), keys))
 
     def _check_feedback(self) -> None:
         """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
@@ -522,10 +541,7 @@ class RunConfig:
 
     def replace(self, **changes: Mapping[str, Any]) -> Self:
         """Return a copy with changed keys: `config.replace(train={"seed": 1})`. These keys count as set by the user."""
-        parts = {}
-        for name, keys in changes.items():
-            part = getattr(self, name)
-            parts[name] = type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
+        parts: dict[str, Any] = {name: _set_keys(getattr(self, name), keys) for name, keys in changes.items()}
         return dataclasses.replace(self, **parts)
 
     def to_dict(self, *, given: bool = False) -> dict[str, dict[str, Any]]:
@@ -550,6 +566,11 @@ class RunConfig:
     def from_dict(cls, sections: Mapping[str, Any], source: str = "the config") -> Self:
         """Build a config from nested dictionaries. ConfigError lists all unknown names and wrong values."""
         classes = {item.name: item.default_factory for item in dataclasses.fields(cls)}
+        if not isinstance(sections, Mapping):
+            raise ConfigError(
+                f"{source}: the settings are {describe(sections)} and must be an object of sections, for example "
+                f'{{"train": {{"seed": 1}}}}; known sections are {", ".join(sorted(classes))}.'
+            )
         parts: dict[str, Any] = {}
         faults: list[str] = []
         for name, keys in sections.items():
@@ -641,13 +662,18 @@ class RunConfig:
         }
 
 
+def _set_keys(part: Part, keys: Mapping[str, Any]) -> Part:
+    """Return a section with changed keys, which count as given."""
+    return type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
+
+
 def describe_profile(config: RunConfig) -> str:
     """Return the settings of `privacy.profile` in one line, as TOML; an empty string for "off"."""
     name = config.privacy.profile
     profile, found = PROFILES[name], []
     for section, key, value in [*profile.list_required(config.model.num_layers), *profile.list_suggested()]:
         used = getattr(getattr(config, section), key)
-        note = "" if used == value else f" (set by you; {name} suggests {_write_toml(value)})"
+        note = "" if used == value else f" (set explicitly; {name} suggests {_write_toml(value)})"
         found.append(f"{section}.{key} = {_write_toml(used)}{note}")
     return f'privacy.profile = "{name}": {", ".join(found)}' if found else ""
 

@@ -1,7 +1,8 @@
 """The choices of `privacy.profile`: sets of ordinary settings that protect a run.
 
 A profile requires some values and suggests others. A key that contradicts a required value is refused; a suggestion
-applies only to keys that are not set. The settings of the run contain all of them, so reports and digests show them.
+applies only to keys that are not set. The profile "dp" needs noise of any strength. The settings of the run contain all
+of them, so reports and digests show them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Profile:
 
     required: Sections = field(default_factory=dict)
     suggested: Sections = field(default_factory=dict)
+    needs_noise: bool = False  # any multiplier above 0; the suggested one is not required
 
     def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:
         """Return section, key and value of the settings that a network with this number of layers requires."""
@@ -53,5 +55,6 @@ PROFILES: dict[str, Profile] = {
     "dp": Profile(
         {"privacy": _BLIND, "train": {"release": "once"}},
         {"privacy": {"dp_noise_multiplier": 1.0, "release_probabilities": False}, "model": {"hidden": 16}},
+        needs_noise=True,
     ),
 }

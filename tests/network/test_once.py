@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from glasu.config import describe_profile
+from glasu.errors import ConfigError
 from glasu.network.training_party import TrainingParty
+from glasu.pki.secret_file import SECRET
 from glasu.protocol.requests import RoundDone
+from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster, list_weights
-from support.kits import simulate_with_secrets
+from support.kits import secrets_of, simulate_with_secrets, write_secret
 from support.roles import Killed
 from support.tiny import simulate, tiny
 
@@ -43,6 +50,15 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path
         assert all(each["holds"] for each in found)
 
 
+def test_server_and_parties_log_the_settings_of_the_profile_in_full(pinned, tmp_path):
+    config, parties = tiny(profile="dp", aggregation_layers=(1,), target_epsilon=16.0)
+    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster.run()
+    line = f"{describe_profile(config)}."
+    assert "privacy.dp_noise_multiplier = 1.0" in line
+    assert [lines.count(line) for lines in cluster.lines.values()] == [1, 1, 1, 1]
+
+
 def test_an_epsilon_of_noise_from_the_public_seed_does_not_hold():
     config, parties = tiny(**RUNS[1])
     found = simulate(parties, config).report.privacy.differential_privacy
@@ -62,6 +78,30 @@ def test_prediction_is_that_of_one_process(keys, kits, tmp_path):
     if "dp_noise_multiplier" not in keys:  # a model in one process has no secrets, so its noise is another
         model = TrainedModel.of(simulate_with_secrets(parties, config).clients)
         assert np.array_equal(found["b"].scores, model.predict_proba(parties, nodes))
+
+
+@pytest.mark.parametrize("keys", [*RUNS, {}], ids=str)
+@pytest.mark.parametrize("state", ["missing", "changed"])
+def test_a_missing_or_changed_secret_is_refused_in_a_prediction(keys, state, train_once, tmp_path):
+    cluster, _ = train_once(**keys)
+    cluster.kits = Path(shutil.copytree(cluster.kits, tmp_path / "kits"))
+    ledger = (tmp_path / "b" / LEDGER).read_bytes()
+    file = cluster.kits / "b" / SECRET
+    if state == "missing":
+        file.unlink()
+    else:
+        write_secret(cluster.kits / "b", bytes(32))
+    error = cluster.predict_with("b", [3]).error()
+    said = {"missing": "is missing", "changed": "has changed since the training"}[state]
+    assert isinstance(error, ConfigError)  # exit code 2
+    assert str(error) == f"{file}: {said}; restore the file of that time, or train again."
+    assert str(tmp_path) not in error.public_message
+    assert file.exists() == (state == "changed")  # it is not made again
+    assert (tmp_path / "b" / LEDGER).read_bytes() == ledger
+
+    write_secret(cluster.kits / "b", secrets_of("b")["b"])
+    _, found = cluster.predict(b=np.array([3, 11]))
+    assert found["b"].scores.shape == (2, 3)
 
 
 @pytest.mark.parametrize("keys", RUNS, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_the_share_of_kept_labels_is_that_of_the_formula_and_the_others_are_unif
     assert found.max() < num_classes
 
 
-def test_the_draw_is_a_function_of_secret_node_and_label():
+def test_the_draw_is_a_function_of_secret_id_and_label():
     labels = NODES % 3
     first = randomize_labels(labels, NODES, 3, 1.0, SECRET)
     assert np.array_equal(first, randomize_labels(labels, NODES, 3, 1.0, SECRET))
@@ -40,6 +41,36 @@ def test_the_draw_is_a_function_of_secret_node_and_label():
         randomize_labels(labels, NODES + 1, 3, 1.0, SECRET),
     ):
         assert (first != other).mean() > 0.3
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_draw_of_a_node_does_not_depend_on_the_order_of_the_rows(columns, as_text):
+    rng = np.random.default_rng(0)
+    (party,) = tiny_parties(1, num_nodes=400)
+    ids = rng.permutation(10_000)[:400]
+    labels, classes = party.labels, party.classes
+    if columns > 1:
+        labels, classes = rng.integers(0, 2, (400, columns)), tuple("abcd")
+    party = replace(
+        party, ids=np.array([f"node {each}" for each in ids]) if as_text else ids, labels=labels, classes=classes
+    )
+    order = rng.permutation(400)
+    here = randomize_training_labels(party, 0.5, SECRET)
+    there = randomize_training_labels(party.restrict(order), 0.5, SECRET)
+    assert np.array_equal(here.labels[order], there.labels)
+    assert (here.labels != party.labels).any()
+    some = np.sort(order[:200])  # another alignment has other rows as well
+    assert np.array_equal(here.labels[some], randomize_training_labels(party.restrict(some), 0.5, SECRET).labels)
+
+
+def test_an_integer_id_and_its_text_have_the_same_draw_and_other_texts_do_not():
+    labels, texts = NODES % 3, NODES.astype(np.str_)  # an alignment turns integers into texts
+    first = randomize_labels(labels, NODES, 3, 1.0, SECRET)
+    assert np.array_equal(first, randomize_labels(labels, texts, 3, 1.0, SECRET))
+    for form in ("0{}", "+{}", " {}", "{}.0", "9999999999999999999{}", "node {}", "\ud800{}"):
+        other = np.array([form.format(each) for each in NODES])
+        assert (first != randomize_labels(labels, other, 3, 1.0, SECRET)).mean() > 0.3
 
 
 def test_an_unknown_label_stays_unknown():

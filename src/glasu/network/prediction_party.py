@@ -25,7 +25,9 @@ from glasu.network.options import JoinOptions
 from glasu.network.prediction_server import PredictionReport, derive_attempt_run
 from glasu.network.run_folder import read_report
 from glasu.network.session_ledger import LedgerScope
-from glasu.network.state_file import write_named
+from glasu.network.state_file import JoiningRecord, write_named
+from glasu.pki.kit import Kit
+from glasu.pki.secret_file import SECRET
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
 from glasu.protocol.presence import check_present
@@ -69,7 +71,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         """Load the trained model of the folder.
 
         Raises:
-            ConfigError: the folder holds no finished training of this party.
+            ConfigError: the folder holds no finished training of this party, or the training had another secret.
             DataError: the party's data does not fit the model.
         """
         super().__init__(options, party)
@@ -79,6 +81,7 @@ class PredictionParty(ClientPurpose[Predicted]):
                 f"{options.out}: holds no finished training of this party; --out must be the folder of a finished "
                 "`glasu join`."
             )
+        _refuse_other_secret(options.kit, self.state.value)
         self.model = TrainedModel.load(options.out)
         self.party = _add_classes(self.model, party)
         parties = {"parties": read_report(options.out).get("parties")}
@@ -196,6 +199,20 @@ class PredictionParty(ClientPurpose[Predicted]):
 def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
     result: tuple[NodeSet, NDArray[Any]] = yield Timed(client_request(client, nodes), "evaluation")
     return result
+
+
+def _refuse_other_secret(kit: Kit, record: JoiningRecord) -> None:
+    """Refuse a secret that is missing or is not that of the training.
+
+    Without a secret, the noise of released rows would follow from the public seed. With another one, a row that the
+    training has released would leave again with other noise, and the mean of both has less noise.
+    """
+    secret = kit.secret
+    if secret is not None and secret.commitment() == record.secret:
+        return
+    state = "is missing" if secret is None else "has changed since the training"
+    remedy = "restore the file of that time, or train again"
+    raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
 
 def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from glasu.config import LEFT_OPEN, RunConfig, list_candidates, list_open_keys, resolve
+from glasu.config import LEFT_OPEN, RunConfig, describe_profile, list_candidates, list_open_keys, resolve
 from glasu.data.methods import keeps_scores
 from glasu.data.party import PartyData
 from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
@@ -146,6 +146,8 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         shown = {key: value for key, value in settings.items() if value != DEFAULTS.get(key)}
         listed = ", ".join(f"{key} = {value!r}" for key, value in shown.items()) or "all defaults"
         options.log.info("the run: %s.", make_printable(listed, MAX_REASON))
+        if profile := describe_profile(config):  # its values are numbers and names of choices, so the line is short
+            options.log.info("%s.", profile)
         if left_open := list_open_keys(list_candidates(config)):
             options.log.info('train.preset = "%s" will decide %s.', config.train.preset, ", ".join(left_open))
         if options.expect is not None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from glasu.config import resolve
+from glasu.config import describe_profile, resolve
 from glasu.data.methods import override_settings
 from glasu.errors import CheckpointError
 from glasu.network.compatibility import prepare_config_for_network, refuse_kit
@@ -90,6 +90,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         if self.is_finished:
             out = self.options.out
             self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
+        elif profile := describe_profile(self.config):
+            self.options.log.info("%s.", profile)
         if self.resumes:
             return
         if self.options.fresh:
