@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -47,6 +48,62 @@ def test_a_broken_chain_is_one_line_and_exit_code_1(world, tmp_path):
     refused(done, "b.jsonl, line 4: does not follow from the records before it", code=1)
     assert ".;" not in done.stderr
     assert ".." not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not valid JSON"),
+        ("[1]", "is not a JSON object"),
+        ("{}", "traffic: is missing"),
+        ({"privacy": [1]}, "privacy=[1]: must be an object"),
+        ({"privacy": {"ledger": 5}}, "privacy.ledger=5: must be a list"),
+        ({"privacy": {"ledger": {"a": 1}}}, "privacy.ledger={'a': 1}: must be a list"),
+        ({"privacy": {"ledger": [5]}}, "privacy.ledger[0]=5: must be an object"),
+        ({"privacy": {"ledger": [{"party": "a"}]}}, "privacy.ledger[0].length: is missing"),
+        (
+            {"privacy": {"ledger": [{"party": "a\n", "head": "", "length": 1}]}},
+            "privacy.ledger[0]: party 'a\\n': the name is used in file names",
+        ),
+        (
+            {"privacy": {"ledger": [{"party": "a", "head": "", "length": -1}]}},
+            "privacy.ledger[0].length=-1: must be at least 0",
+        ),
+        ({"traffic": None}, "traffic=None: must be an object"),
+        ({"traffic": [1]}, "traffic=[1]: must be an object"),
+        ({"traffic": {"bytes_to_server": 1}}, "traffic.headers_to_server: is missing"),
+        (
+            {"traffic": {"bytes_to_server": "many", "headers_to_server": 1.5}},
+            "traffic.bytes_to_server='many': must be an integer; traffic.headers_to_server=1.5: must be an integer",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("file", ["report.json", "prediction.json"])
+def test_a_damaged_report_is_one_line_with_the_file_the_fault_and_the_remedy(world, tmp_path, file, content, words):
+    shutil.copytree(world / "run" / "ledger", tmp_path / "ledger")
+    report = json.loads((world / "run" / "report.json").read_text())
+    (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps({**report, **content}))
+    done = glasu("audit", tmp_path)
+    refused(done, f"{tmp_path / file}: ", words, "Restore the file, or move it out of the folder")
+    assert "report this" not in done.stderr
+    (tmp_path / file).unlink()
+    assert glasu("audit", tmp_path).returncode == 0  # the remedy helps
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"ledgers": [1]}, "ledgers=[1]: must be an object"),
+        ({"ledgers": {"a": 5}}, "ledgers.a=5: must be an object"),
+        ({"ledgers": {"a": {}}}, "ledgers.a.length: is missing"),
+    ],
+    ids=str,
+)
+def test_damaged_heads_of_a_server_are_one_line_with_the_file_the_fault_and_the_remedy(world, tmp_path, content, words):
+    (tmp_path / "serving.json").write_text(json.dumps(content))
+    done = glasu("audit", world / "run", "--peers", tmp_path)
+    refused(done, f"{tmp_path / 'serving.json'}: ", words, "Restore the file, or move it out of the folder")
 
 
 def test_a_folder_without_ledgers_is_one_line_and_exit_code_2(world, tmp_path):

@@ -133,6 +133,15 @@ def test_less_in_the_ledger_than_in_the_traffic_is_a_failure_and_more_is_a_note(
         assert any("only" in each for each in list_failures(run_dir)) is failed
 
 
+def test_unknown_keys_of_a_report_are_accepted(run_dir):
+    before = audit_folder(run_dir).checks
+    report = json.loads((run_dir / "report.json").read_text())
+    for part in (report, report["traffic"], report["privacy"], *report["privacy"]["ledger"]):
+        part["a key of a later version"] = [{"x": None}]
+    (run_dir / "report.json").write_text(json.dumps(report))
+    assert audit_folder(run_dir).checks == before
+
+
 def test_another_training_in_the_folder_continues_the_ledger(run_dir):
     train(run_dir)
     audit = audit_folder(run_dir)

@@ -6,11 +6,12 @@ Nothing is written or repaired here. Torch is loaded only for ledgers with noise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from glasu.config import PrivacyConfig
+from glasu.data.party_name import check_party_name
 from glasu.errors import ConfigError, DataError
 from glasu.privacy.ledger import (
     End,
@@ -23,7 +24,7 @@ from glasu.privacy.ledger import (
     Repair,
     Start,
 )
-from glasu.records import parse_json, read_record
+from glasu.records import Bounds, RecordError, parse_json, read_record
 from glasu.report import JsonRecord
 from glasu.runtime.ledger_file import LEDGER, LEDGERS, Fragment, list_ledger_files, read_ledger_file
 from glasu.runtime.output_dir import ALIGNING, PREDICTING, REPORT, SERVING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 CheckLevel = Literal["good", "note", "bad"]
 DELTA = PrivacyConfig().delta  # a ledger does not contain privacy.delta
 REPORTS = {REPORT: "training", "prediction.json": "prediction"}  # file -> purpose of its run
+RESTORE = "Restore the file, or move it out of the folder to audit without it."
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,36 @@ class Audit(JsonRecord):
 class _ReportedLedger:
     party: str
     head: str
-    length: int
+    length: Annotated[int, Bounds(0)]
+
+    def __post_init__(self) -> None:
+        check_party_name(self.party)
+
+
+@dataclass(frozen=True)
+class _ReportedPrivacy:
+    ledger: tuple[_ReportedLedger, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _ReportedTraffic:
+    bytes_to_server: Annotated[int, Bounds(0)]
+    headers_to_server: Annotated[int, Bounds(0)]
+
+
+@dataclass(frozen=True)
+class _AuditedReport:
+    """The part of report.json or prediction.json that is compared with the ledgers."""
+
+    traffic: _ReportedTraffic
+    privacy: _ReportedPrivacy | None = None
+
+
+@dataclass(frozen=True)
+class _RecordedHeads:
+    """The part of a server's state file that is compared with the ledgers."""
+
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)
 
 
 def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
@@ -189,6 +220,7 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
 
     Raises:
         ConfigError: a folder has no ledger.
+        DataError: a report, or a state file of the server, is damaged.
     """
     ledgers = tuple(_read_ledgers(folder))
     if not ledgers:
@@ -198,10 +230,13 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
             "join or glasu train, or a party's folder after glasu align."
         )
     memories = [(ledger.party, ledger.remembered) for ledger in ledgers]
-    for peer in peers:
-        memories += _read_memories(peer)
     checks = [check for ledger in ledgers for check in _check_ledger(ledger)]
-    checks += _check_reports(folder, ledgers)
+    try:
+        for peer in peers:
+            memories += _read_memories(peer)
+        checks += _check_reports(folder, ledgers)
+    except RecordError as error:
+        raise DataError(f"{error} {RESTORE}") from None
     checks += _check_memories(ledgers, memories)
     return Audit(str(folder), ledgers, tuple(checks))
 
@@ -225,26 +260,51 @@ def _read_memories(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]
     """Return the recorded heads and who recorded them, from the ledgers of a party or the state files of a server."""
     found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
-        heads = _read_json(folder / name).get("ledgers", {})
-        if isinstance(heads, Mapping) and heads:
-            known = {party: read_record(LedgerHead, head, str(folder / name)) for party, head in heads.items()}
-            found.append(("the server", list(known.items())))
+        state = _read_json(folder / name) or {}
+        heads = read_record(_RecordedHeads, _keep_fields(_RecordedHeads, state), str(folder / name)).ledgers
+        if heads:
+            found.append(("the server", list(heads.items())))
     if not found:
         raise ConfigError(f"--peers {folder}: holds neither a ledger nor the state of a server; give another folder.")
     return found
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a file; an empty object if the file does not exist."""
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    """Return the object in a file; None if the file does not exist."""
     try:
         value = parse_json(path.read_bytes(), str(path))
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {RESTORE}") from None
     if not isinstance(value, Mapping):
-        raise DataError(f"{path}: is not a JSON object; restore it.")
+        raise DataError(f"{path}: is not a JSON object. {RESTORE}")
     return value
+
+
+def _keep_fields(cls: type, value: Any) -> Any:
+    """Return the keys of an object that a dataclass has. A value of another type is returned for the reader to refuse.
+
+    The files have many more keys, and `read_record` refuses unknown keys.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {item.name: value[item.name] for item in fields(cls) if item.name in value}
+
+
+def _read_report(path: Path) -> _AuditedReport | None:
+    """Read the part of a report that the audit compares; return None if the file does not exist."""
+    content = _read_json(path)
+    if content is None:
+        return None
+    report = _keep_fields(_AuditedReport, content)
+    for name, cls in (("traffic", _ReportedTraffic), ("privacy", _ReportedPrivacy)):
+        if name in report:
+            report[name] = _keep_fields(cls, report[name])
+    privacy = report.get("privacy")
+    if isinstance(privacy, Mapping) and isinstance(privacy.get("ledger"), list):
+        report["privacy"] = {"ledger": [_keep_fields(_ReportedLedger, each) for each in privacy["ledger"]]}
+    return read_record(_AuditedReport, report, str(path))
 
 
 def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
@@ -266,10 +326,10 @@ def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[A
     """Compare the ledgers with the reports that the commands wrote."""
     by_party = {ledger.party: ledger for ledger in ledgers}
     for file, purpose in REPORTS.items():
-        report = _read_json(folder / file)
-        stored = (report.get("privacy") or {}).get("ledger") or ()
-        known = [_read_reported(each, str(folder / file)) for each in stored]
-        for stated in known:
+        report = _read_report(folder / file)
+        if report is None or report.privacy is None or not report.privacy.ledger:
+            continue
+        for stated in report.privacy.ledger:
             ledger = by_party.get(stated.party)
             if ledger is None:
                 yield AuditCheck(file, "bad", f"names the ledger of {stated.party}, which is missing")
@@ -278,23 +338,15 @@ def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[A
                 yield AuditCheck(file, "bad", f"{text}and has {len(ledger.chains)} now: its end was cut or changed")
             elif ledger.fault is None:
                 yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
-        if known:
-            listed = [by_party[each.party] for each in known if each.party in by_party]
-            yield from _check_traffic(file, purpose, report, listed)
-
-
-def _read_reported(value: object, source: str) -> _ReportedLedger:
-    names = ("party", "head", "length")
-    known = {name: value.get(name) for name in names} if isinstance(value, Mapping) else value
-    return read_record(_ReportedLedger, known, source)
+        listed = [by_party[each.party] for each in report.privacy.ledger if each.party in by_party]
+        yield from _check_traffic(file, purpose, report.traffic, listed)
 
 
 def _check_traffic(
-    file: str, purpose: str, report: Mapping[str, Any], ledgers: Sequence[AuditedLedger]
+    file: str, purpose: str, traffic: _ReportedTraffic, ledgers: Sequence[AuditedLedger]
 ) -> Iterator[AuditCheck]:
     """Compare the bytes that a report counts, without message headers, with the bytes in the ledger."""
-    traffic = report.get("traffic") or {}
-    counted = int(traffic.get("bytes_to_server", 0)) - int(traffic.get("headers_to_server", 0))
+    counted = traffic.bytes_to_server - traffic.headers_to_server
     runs = [run for ledger in ledgers if (run := ledger.find_run(purpose)) is not None]
     entered = sum(run.size for run in runs)
     if entered == counted:

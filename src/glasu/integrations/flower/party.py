@@ -5,7 +5,6 @@ The config of the node and the kit name the party, its data and its server. The 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -14,6 +13,7 @@ from flwr.clientapp import ClientApp
 from glasu.errors import GlasuError, TrainingError
 from glasu.integrations.flower.command import print_line, run_command
 from glasu.integrations.flower.settings import PartySettings
+from glasu.network.run_folder import read_report
 
 
 def take_part(settings: PartySettings) -> dict[str, Any]:
@@ -22,8 +22,7 @@ def take_part(settings: PartySettings) -> dict[str, Any]:
         code = joining.wait()
     if code:
         raise TrainingError(f"glasu join ended with exit code {code}; see the lines above.")
-    report: dict[str, Any] = json.loads((settings.folder / "report.json").read_bytes())
-    return report
+    return read_report(settings.folder)
 
 
 def make_reply(report: dict[str, Any]) -> RecordDict:

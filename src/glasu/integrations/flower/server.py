@@ -5,7 +5,6 @@ Flower carries these messages and the logs. All tensors are sent on the gRPC str
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower.command import ChildCommand, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
+from glasu.network.run_folder import open_serving, read_report
 from glasu.pki.kit import open_kit
 
 TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
@@ -52,12 +52,12 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Chil
 
 def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
     """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
-    state = settings.folder / "serving.json"  # the server writes it when it has bound its address
-    while not (state.exists() and accepts_connections(settings.listen)):
+    while True:
+        # The server writes serving.json when it has bound its address.
+        if accepts_connections(settings.listen) and (run := open_serving(settings.folder).value.run):
+            return run
         check_alive(serving)
         time.sleep(PAUSE)
-    run: str = json.loads(state.read_bytes())["run"]
-    return run
 
 
 def accepts_connections(address: str) -> bool:
@@ -132,7 +132,7 @@ def main(grid: Grid, context: Context) -> None:
         replies = collect_replies(grid, open_session(grid, nodes, session), serving)
         serving.wait()
         check_alive(serving)
-    report = json.loads((settings.folder / "report.json").read_bytes())
+    report = read_report(settings.folder)
     check_weights(report, replies)
     for line in summarize(report, replies):
         print_line(line)
