@@ -8,11 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from glasu import registry
 from glasu.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 README = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+KEYS_OF_SEAMS = {  # seam -> section and key whose value names a choice of the seam
+    "aggregation": ("model", "aggregation"),
+    "backbone": ("model", "backbone"),
+    "data": ("data", "name"),
+    "encoding": ("wire", "precision"),
+    "method": ("train", "method"),
+    "partition": ("data", "partition"),
+    "preset": ("train", "preset"),
+    "sampler": ("train", "sampler"),
+    "secure aggregation": ("privacy", "secure_aggregation"),
+    "task": ("train", "task"),
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,6 +53,24 @@ def test_the_readme_has_a_page_of_documentation_for_every_file_in_docs():
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(
         re.findall(r"\((docs/[\w-]+\.md)\)", README)
     )
+
+
+@pytest.mark.parametrize("seam", registry.TABLES)
+def test_the_row_of_a_key_lists_every_choice(seam):
+    section, key = KEYS_OF_SEAMS[seam]
+    text = CONFIGURATION.partition(f"## [{section}]\n")[2].partition("\n## ")[0]
+    row = re.search(rf"^\| `{key}`( \\\*)? \|.*$", text, re.M)
+    assert row is not None
+    # The table of the seam has the choices of GLASU only. `registry.choices` also has those that other tests register.
+    choices = registry.import_attribute(registry.TABLES[seam], seam)
+    assert set(choices) <= set(registry.choices(seam))
+    assert not [choice for choice in choices if not re.search(rf'`"?{re.escape(choice)}"?`', row.group())]
+
+
+def test_the_table_of_seams_names_the_keys_of_its_seams():
+    rows = re.findall(r'^\| `"([\w ]+)"` \| `(\w+)\.(\w+)` \|', CONFIGURATION.partition("## Extensions")[2], re.M)
+    assert len(rows) > 5
+    assert {seam: (section, key) for seam, section, key in rows}.items() <= KEYS_OF_SEAMS.items()
 
 
 def test_ci_and_the_workflow_call_make_test():

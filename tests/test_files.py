@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import glasu
 from glasu.errors import ConfigError, DataError
 from glasu.files import (
     hold_folder,
@@ -22,6 +24,7 @@ from glasu.files import (
     raise_descriptor_limit,
     read_descriptor_limit,
     retry_without_descriptors,
+    sync_handle,
     write_atomically,
 )
 
@@ -168,3 +171,25 @@ def test_a_full_disk_names_the_file(tmp_path):
         put_in_place(tmp_path / "new", tmp_path / "place")
     assert caught.value.filename == os.fspath(tmp_path / "place")
     assert Path(tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("data_only", "has_fdatasync", "called"),
+    [(False, True, "fsync"), (True, True, "fdatasync"), (True, False, "fsync"), (False, False, "fsync")],
+)
+def test_a_sync_of_the_data_alone_needs_a_system_that_can_do_it(data_only, has_fdatasync, called, monkeypatch):
+    calls = []
+    monkeypatch.setattr("os.fsync", lambda handle: calls.append(("fsync", handle)))
+    monkeypatch.setattr("os.fdatasync", lambda handle: calls.append(("fdatasync", handle)), raising=False)
+    if not has_fdatasync:
+        monkeypatch.delattr("os.fdatasync")
+    sync_handle(7, data_only=data_only)
+    assert calls == [(called, 7)]
+
+
+def test_only_one_function_syncs():
+    sources = Path(glasu.__file__).parent.rglob("*.py")
+    lines = [(path.name, line) for path in sources for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [(name, line) for name, line in lines if re.search(r"\bf(data)?sync\b", line)] == [
+        ("files.py", '    sync = getattr(os, "fdatasync", os.fsync) if data_only else os.fsync')
+    ]

@@ -7,6 +7,7 @@ exclude this time from the measured time of a run and report it separately.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from numba.core import event
 from glasu.timing import PausableClock
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
-LOGGER = logging.getLogger("glasu.model")
+LOGGER = logging.getLogger(__name__)  # logs only the line about the first run; a quiet command hides this logger
 read_clock = PausableClock()  # stops while this process compiles GLASU's loops
 compile_seconds = read_clock.paused_seconds  # 0 if all loops are cached
 
@@ -59,8 +60,11 @@ class _CompileListener(event.Listener):  # type: ignore[misc]
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
+            # Without a handler, Python shows warnings only, and a run would be silent for the whole time. In worker
+            # processes the level is lower, because each of them would repeat the line.
+            level = logging.WARNING if multiprocessing.parent_process() is None else logging.INFO
             kept = "is cached" if self.caches else "cannot be cached: set NUMBA_CACHE_DIR to a folder you can write to"
-            LOGGER.info("compiling numerical kernels for the first time; this takes about 20 s and %s", kept)
+            LOGGER.log(level, "compiling numerical kernels for the first time; this takes about 20 s and %s", kept)
 
 
 def _is_own(found: Any) -> bool:

@@ -93,7 +93,7 @@ def _write_once(path: Path, content: bytes, mode: int) -> None:
             try:
                 write_whole(handle, content)
                 temporary.chmod(mode)
-                os.fsync(handle)
+                sync_handle(handle)
             finally:
                 os.close(handle)
             temporary.replace(path)
@@ -125,10 +125,22 @@ def remove_loaded_library(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def sync_handle(handle: int, *, data_only: bool = False) -> None:
+    """Wait until an open file or folder is on disk.
+
+    Args:
+        handle: its file descriptor.
+        data_only: skip metadata that a reader does not need, such as the time of the last change. Not every system can
+            skip it.
+    """
+    sync = getattr(os, "fdatasync", os.fsync) if data_only else os.fsync
+    sync(handle)
+
+
 def sync_file(path: Path) -> None:
     """Wait until the content of a file is on disk."""
     with path.open("r+b") as file:
-        os.fsync(file.fileno())
+        sync_handle(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -136,7 +148,7 @@ def sync_folder(folder: Path) -> None:
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            sync_handle(handle)
         finally:
             os.close(handle)
 

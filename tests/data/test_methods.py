@@ -36,6 +36,13 @@ def test_a_simulated_run_aggregates_everywhere_with_the_joint_gradient():
     }  # fmt: skip
 
 
+def test_a_method_that_prescribes_nothing_needs_no_function():
+    assert METHODS["glasu"].prescribe is None
+    assert not METHODS["glasu"].prescribes("train", "num_local_steps")
+    config = RunConfig(train=TrainConfig(num_local_steps=7))
+    assert override_settings(config) == (config, {})
+
+
 def test_only_what_differs_counts_as_overridden():
     asked = RunConfig(
         data=DataConfig(edge_fraction=1.0),

@@ -181,7 +181,7 @@ def test_the_first_run_compiles_only_the_kernels_it_uses_and_logs_one_line(tmp_p
     assert "fill_block" in used
     assert "adam_step" in used
     assert not [name for name in used if name.startswith(("gcnii", "draw", "sgd"))]
-    assert [line[:2] for line in lines] == [["glasu.model", "INFO"]]
+    assert [line[:2] for line in lines] == [["glasu.compiling", "WARNING"]]
     assert "compiling" in lines[0][2]
     assert "cached" in lines[0][2]
     seconds, again, lines = first_run(tmp_path)

@@ -9,7 +9,7 @@ from glasu.errors import ConfigError
 from glasu.network.handshake import RefusalError, WelcomePayload
 from glasu.network.party_setup import check_place, resolve_for_party
 from support.cluster import Cluster
-from support.tiny import tiny
+from support.tiny import tiny, tiny_parties
 
 GIB = 2**30
 ABSURD = {
@@ -20,20 +20,24 @@ ABSURD = {
     ),
     "heads": ({"model": {"backbone": "gat", "hidden": 2**30, "heads": 2**30}}, f"model.hidden={2**30}"),
     "local steps": ({"train": {"num_local_steps": 2**31 - 1}}, f"train.num_local_steps={2**31 - 1}"),
+    "prefetch": (
+        {"train": {"prefetch": 1024, "num_rounds": 4096, "sampler": "neighbor", "batch_size": 0, "fanout": 10**6}},
+        r"train\.prefetch=1024, train\.batch_size=0 .*, train\.fanout=1000000: the samples of 2048 rounds need about ",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ABSURD)
 def test_settings_that_do_not_fit_into_memory_are_refused_before_anything_is_built(name):
     changes, expected = ABSURD[name]
-    _, parties = tiny()
+    parties = tiny_parties(num_nodes=3000, degree=60)
     with pytest.raises(ConfigError, match=f"{expected}.* this party allows 8.0 GiB.*--max-memory"):
         resolve_for_party(RunConfig().replace(**changes), parties[0], 8 * GIB)
 
 
-@pytest.mark.parametrize("hidden", [64, 512])
-def test_an_ordinary_model_fits(hidden):
-    config, parties = tiny(hidden=hidden)
+@pytest.mark.parametrize("keys", [{"hidden": 64}, {"hidden": 512}, {"sampler": "neighbor", "prefetch": 16}], ids=str)
+def test_an_ordinary_model_fits(keys):
+    config, parties = tiny(**keys)
     resolve_for_party(config, parties[0], GIB)
     resolve_for_party(config, parties[0], None)
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
     from glasu.timing import Clock
 
+PROGRESS = (
+    "glasu.compiling"  # a logger whose warnings are progress: a Python program sees them, a quiet command does not
+)
+
 
 class _Receiver(logging.Handler):
     """Receives the log of the library during a `with` block."""
@@ -42,11 +46,13 @@ class _Receiver(logging.Handler):
 
 
 class LineLog(_Receiver):
-    """Writes the log to standard error, one line per record; if quiet, only warnings and errors."""
+    """Writes the log to standard error, one line per record; if quiet, only warnings and errors, but no progress."""
 
     def __init__(self, prefix: str = "", *, quiet: bool = False) -> None:
         super().__init__(logging.WARNING if quiet else logging.INFO)
         self._prefix = prefix
+        if quiet:
+            self.addFilter(lambda record: record.name != PROGRESS)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message of a record."""

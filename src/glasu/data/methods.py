@@ -24,7 +24,7 @@ Settings = Mapping[str, Mapping[str, Any]]  # {"train": {"num_local_steps": 1}}
 class Method:
     """One method."""
 
-    prescribe: Callable[[ModelConfig], Settings] = lambda model: {}
+    prescribe: Callable[[ModelConfig], Settings] | None = None  # returns the settings that the method decides
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
@@ -34,7 +34,11 @@ class Method:
 
     def prescribes(self, section: str, key: str) -> bool:
         """Return whether the method decides a setting."""
-        return key in self.prescribe(ModelConfig()).get(section, {})
+        return key in self.list_prescribed(ModelConfig()).get(section, {})
+
+    def list_prescribed(self, model: ModelConfig) -> Settings:
+        """Return the settings that the method decides, for a model."""
+        return {} if self.prescribe is None else self.prescribe(model)
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
     """Apply the settings that the method prescribes; also return those that differ from the request."""
-    prescribed = find_method(config).prescribe(config.model)
+    prescribed = find_method(config).list_prescribed(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}
         for section, keys in prescribed.items()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.errors import CheckpointError, DataError
-from glasu.files import retry_without_descriptors, sync_folder, write_whole
+from glasu.files import retry_without_descriptors, sync_folder, sync_handle, write_whole
 from glasu.privacy.ledger import (
     LEDGER_FORMAT,
     START_OF_CHAIN,
@@ -64,7 +64,7 @@ class LedgerFile:
             try:
                 write_whole(handle, b"".join(self._pending))
                 if self._durable:
-                    getattr(os, "fdatasync", os.fsync)(handle)  # the time of the file need not be durable
+                    sync_handle(handle, data_only=True)
             except OSError:
                 with suppress(OSError):  # a later sync must not continue an incomplete line
                     os.ftruncate(handle, before)
@@ -82,7 +82,7 @@ class LedgerFile:
         self.sync()
         if self._handle is not None:
             with suppress(OSError):
-                os.fsync(self._handle)
+                sync_handle(self._handle)
             os.close(self._handle)
             self._handle = None
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from glasu.config import RunConfig, list_candidates
-from glasu.data.party import PartyData
+import numpy as np
+
+from glasu.config import RunConfig, list_candidates, resolve
+from glasu.data.graph import Graph
+from glasu.data.party import PartyData, have_labels
 from glasu.errors import ConfigError
+from glasu.model.sampler import find_sampler
 from glasu.protocol.limits import Limits
+from glasu.protocol.sampling import list_agreed_layers
 from glasu.wire.encodings import find_compute_dtype
+from glasu.wire.message_key import Phase
 
 BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+NUMBER_BYTES = 8  # node numbers and positions of edges are int64, factors of edges float64
+DRAW_OVERHEAD = 600  # bytes of a draw besides its numbers: five array objects and a tuple
 
 
 def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
-    """Refuse settings whose models, or one message, need more than `limit` bytes.
+    """Refuse settings whose models, one message, or samples need more than `limit` bytes.
 
-    The estimate is a lower bound: the weights with their gradients, optimizer state and selected copy, and two matrices
-    of hidden representations of all nodes. It includes constant columns, although the preparation of features drops
-    them.
+    The estimates of the models and of a message are lower bounds. The models have weights with their gradients,
+    optimizer state and selected copy, and two matrices of hidden representations of all nodes. Constant columns are
+    included, although the preparation of features drops them. For the samples see `estimate_samples`.
 
     Args:
         config: the settings.
@@ -28,26 +36,113 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
         limit: the allowed number of bytes.
         advice: the end of the error message, after "needs at least 3 GiB, and "; {limit} in it is replaced.
     """
-    for candidate in list_candidates(config):
-        _check_candidate(candidate, parties, limit, advice)
+    resolved, _ = resolve(config, parties[0].num_nodes)
+    for candidate in list_candidates(resolved):
+        for needed, settings in _list_needs(candidate, parties):
+            if needed > limit:
+                allowed = advice.format(limit=_describe_size(limit))
+                raise ConfigError(f"{settings} {_describe_size(needed)}, and {allowed}")
 
 
-def _check_candidate(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
-    model, size = config.model, find_compute_dtype(config).itemsize
-    copies = 5 if config.train.optimizer == "adam" else 3
+def _list_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
+    """Yield the bytes of the models, of a message and of the samples, each with the keys that decide them."""
+    model, train, size = config.model, config.train, find_compute_dtype(config).itemsize
+    copies = 5 if train.optimizer == "adam" else 3
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
     nodes = sum(party.num_nodes for party in parties)
-    needed = size * (copies * weights + 2 * nodes * model.hidden)
-    settings = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}: the model needs"
-    if needed <= limit:
-        classes = max(len(party.classes) for party in parties)
-        needed = Limits.of_run(config, parties[0].num_nodes, classes, config.data.num_clients).largest
-        settings = f"train.num_local_steps={config.train.num_local_steps}, model.hidden={model.hidden}: a message needs"
-    if needed > limit:
-        raise ConfigError(
-            f"{settings} at least {_describe_size(needed)}, and {advice.format(limit=_describe_size(limit))}"
-        )
+    keys = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}"
+    yield size * (copies * weights + 2 * nodes * model.hidden), f"{keys}: the model needs at least"
+    classes = max(len(party.classes) for party in parties)
+    largest = Limits.of_run(config, parties[0].num_nodes, classes, config.data.num_clients).largest
+    keys = f"train.num_local_steps={train.num_local_steps}, model.hidden={model.hidden}"
+    yield largest, f"{keys}: a message needs at least"
+    keys = f"train.prefetch={train.prefetch}, train.batch_size={train.batch_size or '0 (all training nodes)'}"
+    keys += "" if find_sampler(train).reads_whole_graph else f", train.fanout={train.fanout}"
+    samples = sum(estimate_samples(config, party) for party in parties)
+    yield samples, f"{keys}: the samples of {_count_kept_rounds(config)} rounds need about"
+
+
+def estimate_samples(config: RunConfig, party: PartyData) -> int:
+    """Return the bytes of the samples that a party keeps at a time: those of a window of rounds and of the next window.
+
+    A round has a draw for each layer l:
+
+    8 (|S_m[l]| + |S[l+1]| + 1 + 2 |drawn edges|) bytes, and 8 |S[l]| more if S[l] is agreed on
+
+    Sets grow as batch size, fan-out and the degrees of this party's graph allow, and never beyond all nodes. The other
+    parties are assumed to draw as many nodes as this one.
+
+    Args:
+        config: the settings, resolved.
+        party: the data of the party.
+    """
+    train, sampler, last = config.train, find_sampler(config.train), config.model.num_layers
+    num_nodes, edges = party.num_nodes, _CountedEdges(party.graph, train.fanout)
+    size = _count_batch_nodes(config, party)
+    if sampler.reads_whole_graph:  # all draws of lower layers, and those of a constant batch, are one array in memory
+        if size == _count_training_nodes(config, party):
+            return 0
+        numbers = size + num_nodes + size + 1 + edges.count_entering(size)  # edges without factors
+        return _count_kept_rounds(config) * (NUMBER_BYTES * numbers + DRAW_OVERHEAD)
+    agreed, numbers = list_agreed_layers(config, Phase.SAMPLING), size
+    for layer in reversed(range(last)):
+        if sampler.shares_draws or train.sampling == "layer":
+            # Edges are kept if their source is drawn from `reached` nodes.
+            reached = num_nodes if sampler.shares_draws else min(num_nodes, size + edges.count_entering(size))
+            found = min(reached, size * (1 + train.fanout))
+            drawn = edges.count_entering(size) * found // max(1, reached)
+        else:
+            drawn = edges.count_drawn(size)
+            found = min(num_nodes, size + drawn)
+        if train.max_nodes and found > (limit := max(size, train.max_nodes)):
+            drawn, found = drawn * limit // found, limit
+        numbers += found + size + 1 + 2 * drawn
+        if layer in agreed:
+            found = min(num_nodes, size + config.data.num_clients * (found - size))
+            numbers += found
+        size = found
+    return _count_kept_rounds(config) * (NUMBER_BYTES * numbers + last * DRAW_OVERHEAD)
+
+
+class _CountedEdges:
+    """Estimates how many edges lead into some nodes of a graph, and how many of them are drawn."""
+
+    def __init__(self, graph: Graph, fanout: int) -> None:
+        degrees = np.diff(graph.indptr)
+        limited = np.minimum(degrees, fanout)
+        self._num_nodes, self._entering, self._drawn = graph.num_nodes, graph.num_edges, int(limited.sum())
+        # A node with many edges is drawn often, so the mean over drawn nodes is weighted by their degrees.
+        self._per_node = float(degrees.astype(np.float64) @ limited) / max(1, graph.num_edges)
+
+    def count_entering(self, size: int) -> int:
+        """Return the expected number of edges into `size` random nodes."""
+        return self._entering * size // max(1, self._num_nodes)
+
+    def count_drawn(self, size: int) -> int:
+        """Return the number of edges that are drawn into `size` nodes, up to `fanout` per node."""
+        return min(self._drawn, int(self._per_node * size))
+
+
+def _count_kept_rounds(config: RunConfig) -> int:
+    """Return the number of rounds whose samples exist at the same time."""
+    train = config.train
+    return min(train.num_rounds, 2 * train.prefetch or 1)
+
+
+def _count_training_nodes(config: RunConfig, party: PartyData) -> int:
+    """Return an upper bound of the training nodes; all nodes if another party has the labels."""
+    if config.train.labels not in ("all", party.name) or party.labels is None:
+        return party.num_nodes
+    return int(have_labels(party.labels).sum()) if party.splits is None else len(party.splits.train)
+
+
+def _count_batch_nodes(config: RunConfig, party: PartyData) -> int:
+    """Return an upper bound of |S[L]|."""
+    size = config.train.batch_size
+    assert isinstance(size, int)
+    training = _count_training_nodes(config, party)
+    return min(size, training) if size else training
 
 
 def read_total_memory() -> int:
