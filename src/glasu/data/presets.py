@@ -130,19 +130,18 @@ _EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
 _EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
 _EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
 _LONG = {"num_rounds": 200}
-# A larger decay suits many columns of words, a smaller one a few columns of numbers.
-_COMPLETE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
-_APART_STEPS = {**_LONG, "weight_decay": 0.0005, "learning_rate": 0.03}
+_SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
+_LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
             Candidate({"model": _GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
-            Candidate(_EXACT_SAGE, {"train": _COMPLETE_STEPS}, True),
+            Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
-            Candidate(_EXACT_SAGE, {"train": _APART_STEPS}, False),
-            Candidate(_EXACT_GCNII, {"train": {**_LONG, "learning_rate": 0.03}}, False),
+            Candidate(_EXACT_SAGE, {"train": _LARGE_STEPS}, False),
+            Candidate(_EXACT_GCNII, {"train": _LARGE_STEPS}, False),
         ),
         chooses_layer=True,
         # With local gradients, or without normalisation, such a network often predicts one class.
