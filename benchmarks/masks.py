@@ -2,17 +2,19 @@
 
     python benchmarks/masks.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
     python benchmarks/masks.py --datasets cora --modes stale --seeds 1 --rounds 10 --jobs 1 \
-        --kinds "plain fp32,masks fp32,ckks fp32,masks int8,ckks int8"
+        --kinds "masks fp32,ckks fp32,masks int8,ckks int8"
 
 The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A pair has the same
-data, split, initial weights and dropout. Runs that are in the output folder are not repeated.
+data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision, which shows
+the cost of the protection, and with plain fp32, which also shows the cost of the precision. These plain runs are added
+to the kinds. Runs that are in the output folder are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compression import MODES, results_of
+from compression import MODES, PRECISIONS, results_of
 from glasu.config import RunConfig
 from glasu.experiments.plan import Run, read_settings
 from glasu.experiments.reproduce import run_missing
@@ -34,14 +36,15 @@ from glasu.wire.message_key import Key, Phase
 from tables import markdown
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # wire.precision and [privacy]
-    "plain fp32": ("fp32", {}),
-    "masks fp32": ("fp32", {"secure_aggregation": "masks"}),
-    "masks int8": ("int8", {"secure_aggregation": "masks"}),
+    **{f"plain {precision}": (precision, {}) for precision in PRECISIONS},
+    **{f"masks {precision}": (precision, {"secure_aggregation": "masks"}) for precision in PRECISIONS},
     "ckks fp32": ("fp32", {"secure_aggregation": "ckks"}),
     "ckks int8": ("int8", {"secure_aggregation": "ckks"}),
 }
-DEFAULT_KINDS = ("plain fp32", "masks fp32", "masks int8")
-ALLOWED_LOSS = 0.5  # points
+EXACT = "plain fp32"
+DEFAULT_KINDS = tuple(kind for kind in KINDS if not kind.startswith("ckks"))
+HEADINGS = ("mode", "kind", "test %", "against plain", "against fp32", "bytes / plain", "bytes / fp32", "seconds")
+ALLOWED_LOSS = 0.5  # points, of masks against the plain run of the same precision
 KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 
@@ -60,18 +63,40 @@ def runs(dataset: str, mode: str, kind: str, seeds: int, keys: dict[str, Any]) -
     return [Run(dataset, MODES[mode][0], f"{mode} {kind}", config.train.seed, config) for config in configs]
 
 
-def row(mode: str, kind: str, results: Sequence[RunResult], plain: Sequence[RunResult]) -> list[str]:
-    """Return a row of the table: the mean difference to the plain run over the seeds, in points."""
-    gains = [one - other for one, other in zip(list_percentages(results), list_percentages(plain), strict=True)]
+def find_plain(kind: str) -> str:
+    """Return the plain kind of the same precision."""
+    return f"plain {KINDS[kind][0]}"
+
+
+def compare_accuracy(results: Sequence[RunResult], others: Sequence[RunResult]) -> str:
+    """Return the mean difference of the accuracies over the seeds, in points, with its standard error."""
+    gains = [one - other for one, other in zip(list_percentages(results), list_percentages(others), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    # Runs may stop at different rounds, so bytes are compared per round.
-    share = fmean(
+    return f"{fmean(gains):+.2f} ± {error:.2f}"
+
+
+def compare_bytes(results: Sequence[RunResult], others: Sequence[RunResult]) -> str:
+    """Return the quotient of the bytes per round; runs may stop at different rounds."""
+    shares = (
         (one.row.bytes / one.row.rounds) / (other.row.bytes / other.row.rounds)
-        for one, other in zip(results, plain, strict=True)
+        for one, other in zip(results, others, strict=True)
     )
-    paired = "-" if kind == "plain fp32" else f"{fmean(gains):+.2f} ± {error:.2f}"
-    seconds = fmean(one.row.cpu_seconds for one in results)
-    return [mode, kind, format_spread(list_percentages(results)), paired, f"{share:.3f}", f"{seconds:.1f}"]
+    return f"{fmean(shares):.3f}"
+
+
+def row(mode: str, kind: str, found: Mapping[tuple[str, str], Sequence[RunResult]]) -> list[str]:
+    """Return a row of the table: a kind beside the plain run of the same precision and beside plain fp32."""
+    results, plain, exact = (found[mode, each] for each in (kind, find_plain(kind), EXACT))
+    return [
+        mode,
+        kind,
+        format_spread(list_percentages(results)),
+        "-" if kind == find_plain(kind) else compare_accuracy(results, plain),
+        "-" if kind == EXACT else compare_accuracy(results, exact),
+        compare_bytes(results, plain),
+        compare_bytes(results, exact),
+        f"{fmean(one.row.cpu_seconds for one in results):.1f}",
+    ]
 
 
 def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
@@ -134,12 +159,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="cora", help="comma-separated; empty: only the time")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"of {', '.join(KINDS)}; plain first")
+    parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"comma-separated, of {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/masks"))
     args = parser.parse_args()
+    given = args.kinds.split(",")
+    if unknown := [kind for kind in given if kind not in KINDS]:
+        parser.error(f"--kinds {','.join(unknown)}: choose from {', '.join(KINDS)}")
+    wanted = {EXACT, *given, *map(find_plain, given)}
+    kinds = [kind for kind in KINDS if kind in wanted]
     torch.set_num_threads(1)
     np.seterr(all="ignore")
     lines = [[f"2^{bits}", *(f"{each:.2f}" for each in time_masking(bits))] for bits in (32, 16, 8)]
@@ -151,7 +181,6 @@ def main() -> None:
         print(f"\nckks, the same values ({plain}), CPU milliseconds of a party, the server and a party\n")
         print(markdown(["ring", "MB", "encrypt", f"add {CLIENTS}", "decrypt"], lines), flush=True)
     keys = {} if args.rounds is None else {"num_rounds": args.rounds}
-    kinds = args.kinds.split(",")
     for dataset in filter(None, args.datasets.split(",")):
         planned = {
             (mode, kind): runs(dataset, mode, kind, args.seeds, keys)
@@ -160,9 +189,9 @@ def main() -> None:
         }
         run_missing(args.out, [run for some in planned.values() for run in some], args.jobs)
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
-        listed = [row(*cell, results, found[cell[0], kinds[0]]) for cell, results in found.items()]
-        print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points\n")
-        print(markdown(["mode", "kind", "test %", "against plain", "bytes per round", "seconds"], listed), flush=True)
+        listed = [row(*cell, found) for cell in found]
+        print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points against plain\n")
+        print(markdown(HEADINGS, listed), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ import pytest
 from glasu.data.tables import write_table
 from glasu.network.alignment_party import AlignmentParty
 from glasu.network.join import PartyPerformer
+from glasu.network.prediction_party import PredictionParty
 from glasu.network.training_party import TrainingParty
 from glasu.privacy.policy import Policy
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Send
+from glasu.records import to_plain
 from glasu.runtime.audit import audit_folder
 from glasu.runtime.audit_page import render_page, render_text
 from glasu.runtime.policy_file import PolicyFile
@@ -60,14 +62,8 @@ class Recording(PartyPerformer):
         return result
 
 
-class RecordingParty(TrainingParty):
-    """Keeps everything that a party states outside of messages."""
-
-    everything: list = []  # noqa: RUF012 - of all parties of one test
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.sent = self.everything
+class Noting:
+    """Keeps everything that a party states outside of messages, in the list `sent`."""
 
     def hello(self):
         return self.note(super().hello())
@@ -77,7 +73,7 @@ class RecordingParty(TrainingParty):
 
     def finish(self, result):
         finished = super().finish(result)
-        self.note(dataclasses.asdict(finished))
+        self.note(to_plain(finished))
         return finished
 
     def note(self, payload):
@@ -85,15 +81,23 @@ class RecordingParty(TrainingParty):
         return payload
 
 
+def record(kind, sent):
+    """Return a purpose whose processes all keep what they send in this list."""
+    return type(f"Recording{kind.__name__}", (Noting, kind), {"sent": sent})
+
+
 def read_files(*folders: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
 MASKS = {"secure_aggregation": "masks"}
+ONCE = {"features": "auto", "release": "once", "aggregation_layers": (1,)}
 RUNS = {
     "plain": ({"sampler": "neighbor", "features": "auto"}, {}),
     "masks": ({"features": "auto", "precision": "int8"}, {**MASKS, "blind_server": True}),
     "masks, one owner": ({"features": "auto", "labels": "b"}, MASKS),
+    "one release with noise": (ONCE, {"profile": "dp", "label_epsilon": 2.0}),
+    "one release with noise, noisy probabilities": (ONCE, {"dp_noise_multiplier": 1.0}),
 }
 
 
@@ -102,19 +106,32 @@ def test_no_canary_leaves_a_party(name, pinned, tmp_path):
     keys, privacy = RUNS[name]
     config, parties = tiny(**keys)
     cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned, tmp_path)
-    role = type("RecordingParty", (RecordingParty,), {"everything": []})
+    sent = []
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=1000), "digest")
-    server = cluster.serve()
-    roles = [cluster.join(name, role=role, performer=Recording, policy=policy) for name in "abc"]
-    for each in roles:
-        each.outcome()
-    server.outcome()
-    assert len(role.everything) > 30
-    assert [found for content in role.everything if (found := find_canaries(content))] == []
+    run(
+        cluster.serve(),
+        [cluster.join(name, record(TrainingParty, sent), Recording, policy=policy) for name in "abc"],
+    )
+    assert len(sent) > 15
+    assert find_canaries(b"\n".join(sent)) == []
+    assert_clean(cluster, *(tmp_path / name for name in "abc"))
+    trained, cluster.port = len(sent), 0
+    run(
+        cluster.serve_prediction(),
+        [cluster.predict_with(name, [5, 10, 3], Recording, record(PredictionParty, sent)) for name in "abc"],
+    )
+    assert len(sent) > trained + 6
+    assert find_canaries(b"\n".join(sent)) == []
     assert_clean(cluster, *(tmp_path / name for name in "abc"))
     for name in "abc":
-        for file in ("report.json", "joining.json"):
+        for file in ("report.json", "joining.json", "prediction.json"):
             assert find_canaries((tmp_path / name / file).read_bytes()) == []
+
+
+def run(server, roles):
+    """Wait until all roles are done."""
+    for role in (*roles, server):
+        role.outcome()
 
 
 def assert_clean(cluster, *parties):
@@ -128,24 +145,6 @@ def assert_clean(cluster, *parties):
         audit = audit_folder(folder)
         assert audit.failures == []
         assert find_canaries((render_text(audit) + render_page(audit, NOW)).encode()) == []
-
-
-class RecordingAlignment(AlignmentParty):
-    """Keeps everything that a party of an alignment states outside of messages."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.sent = []
-
-    def hello(self):
-        return self.note(super().hello())
-
-    def statement(self):
-        return self.note(super().statement())
-
-    def note(self, payload):
-        self.sent.append(json.dumps(payload).encode())
-        return payload
 
 
 def write_planted_folder(folder, party, first):
@@ -165,23 +164,17 @@ def write_planted_folder(folder, party, first):
 def test_no_canary_leaves_a_party_in_an_alignment(max_ids, kits, tmp_path):
     config, parties = tiny(chunk_rows=7)
     folders = [write_planted_folder(tmp_path / each.name, each, first) for first, each in enumerate(parties)]
-    cluster, made = Cluster(config, (), kits, tmp_path), []
-
-    def open_party(*args):
-        made.append(RecordingAlignment(*args))
-        return made[-1]
-
+    cluster, sent = Cluster(config, (), kits, tmp_path), []
     server = cluster.serve_alignment()
     roles = [
-        cluster.align_with(*each, max_ids=max_ids, performer=Recording, role=open_party)
+        cluster.align_with(*each, max_ids=max_ids, performer=Recording, role=record(AlignmentParty, sent))
         for each in zip("abc", folders, strict=True)
     ]
     errors = [role.error() for role in (*roles, server)]
     assert [error is None for error in errors] == [max_ids == 1000] * 4
     assert find_canaries("\n".join(map(str, errors)).encode()) == []
-    sent = [content for party in made for content in party.sent]
     assert len(sent) > (30 if max_ids == 1000 else 5)
-    assert [found for content in sent if (found := find_canaries(content))] == []
+    assert find_canaries(b"\n".join(sent)) == []
     assert_clean(cluster, *folders)
 
 

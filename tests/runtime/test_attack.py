@@ -11,7 +11,7 @@ from glasu.config import RunConfig
 from glasu.data.graph import Graph
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
-from glasu.runtime.attack import attack_run
+from glasu.runtime.attack import attack_run, attack_split_view
 from glasu.runtime.observation import Observation
 from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.transcript import RecordedRun
@@ -191,6 +191,14 @@ def test_with_masks_a_party_reads_the_gradient_of_the_label_owner_and_the_server
 def test_a_view_can_be_split_only_between_two_aggregations():
     with pytest.raises(ConfigError, match="at least two layers that aggregate"):
         attack_by_splitting(tiny_parties(), settings(aggregation_layers=(3,)), "a")
+
+
+def test_the_audit_splits_the_view_of_the_label_owner_and_omits_the_attack_with_one_aggregation():
+    config, parties = settings(**{**KEYS, "backbone": "gcn", "labels": "b"}), tiny_parties(num_nodes=60, owner="b")
+    found = {each.attack: each.score for each in attack_split_view(config, parties)}
+    assert found["view of b: sums, view split"] > 0.999
+    assert attack_split_view(settings(**{**KEYS, "aggregation_layers": (3,)}), tiny_parties()) == []
+    assert attack_split_view(config, parties[:1]) == []
 
 
 def cora(**sections):

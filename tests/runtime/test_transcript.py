@@ -236,7 +236,8 @@ def test_the_command_records_only_on_request_and_an_audit_attacks_the_record(tmp
     assert RecordedRun(tmp_path / "recorded" / "transcript").view("a").matrices(Joint)
     audit = glasu("audit", tmp_path / "recorded", "--attack")
     assert audit.returncode == 0, audit.stderr
-    for words in ("features: one evaluation", "training nodes from predictions", "edges from index sets"):
+    expected = ("features: one evaluation", "training nodes from predictions", "edges from index sets")
+    for words in (*expected, "view of a: sums, view split"):
         assert words in audit.stdout
         assert words in (tmp_path / "recorded" / "audit.html").read_text()
     by_b = glasu("audit", tmp_path / "recorded", "--attack", "--role", "b", "--json")

@@ -4,7 +4,8 @@ It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or 
 `glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties
 recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks
 the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a party
-recover.
+recover. One attack cannot use recorded messages, that of a server that sends different aggregates to different parties.
+For this attack the first round is computed again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=parse_path, metavar="FILE", help="output file (default: RUN_DIR/audit.html)")
     parser.add_argument(
-        "--attack", action="store_true", help="attack the transcript in RUN_DIR; the data of the run is read again"
+        "--attack",
+        action="store_true",
+        help="attack the transcript in RUN_DIR; the data of the run is read again, and if two layers aggregate, the "
+        "first round is repeated with a server that splits the view",
     )
     parser.add_argument(
         "--role",

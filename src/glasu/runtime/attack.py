@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from glasu.config import RunConfig
 from glasu.data.methods import apply_method
 from glasu.data.party import PartyData, Splits
 from glasu.data.sources.catalog import load_parties
@@ -25,6 +26,7 @@ from glasu.privacy.attacks.result import AttackResult, Classes, Values
 from glasu.protocol.learner import make_classifier_stream
 from glasu.protocol.messages import Partial
 from glasu.runtime.observation import NodeRows, Observation
+from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.trained_model import TrainedModel
 from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
 from glasu.wire.message_key import Phase
@@ -65,17 +67,42 @@ class Attacker:
 def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[AttackResult]:
     """Attack the run in the output folder of `glasu train --transcript`. The data is read again to score the guesses.
 
+    A server that splits the view sends other messages than those of the transcript. So this attack repeats the first
+    round of the run; see `attack_split_view`.
+
     Args:
         folder: the output folder of the run.
         roles: the attackers; None: the server and the last party.
     """
     transcript = RecordedRun(folder / TRANSCRIPT)
-    parties = apply_method(transcript.config, load_parties(transcript.config)).parties
-    probabilities = None
+    prepared = apply_method(transcript.config, load_parties(transcript.config))
+    parties, probabilities = prepared.parties, None
     if (folder / "model").is_dir():
         model = TrainedModel.load(folder)
         probabilities = model.predict_proba(parties) if model.classes else None
-    return attack_run(transcript, parties, roles, probabilities=probabilities)
+    found = attack_run(transcript, parties, roles, probabilities=probabilities)
+    if "server" in (roles or ("server",)) and transcript.manifest.final_config is not None:
+        found += attack_split_view(prepared.config, parties)
+    return found
+
+
+def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[AttackResult]:
+    """Repeat the first round with a server that splits the view, to read the label owner's part, or the first party's.
+
+    The secrets of the recorded run are not in its folder, so those of the repeated round are derived from the seed.
+
+    Args:
+        config: the settings of the finished run, in which no key is left to a preset.
+        parties: the data of all parties, as the run read them.
+
+    Returns:
+        The results of `attack_by_splitting`; none if the run has one party, or fewer than two layers that aggregate.
+    """
+    if len(parties) < 2 or len(config.model.aggregation_layers) < 2:
+        return []
+    names = [party.name for party in parties]
+    owner = config.train.labels
+    return attack_by_splitting(parties, config, owner if owner in names else names[0])
 
 
 def list_cells(result: AttackResult) -> tuple[str, ...]:
