@@ -32,7 +32,7 @@ from glasu.data.partition import draw_splits_by_fraction, partition, pool_partie
 from glasu.data.party import PartyData
 from glasu.model.dropout import make_no_dropout
 from glasu.protocol.client import Client
-from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.training import client_script, server_script
 from glasu.runtime.inprocess import Running, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter

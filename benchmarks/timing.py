@@ -13,7 +13,7 @@ from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import Event, RoundDone, Save
-from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.training import client_script, server_script
 from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter

@@ -12,7 +12,7 @@ import pytest
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.sources.demo import draw_news_service
 from glasu.protocol.requests import Evaluated
-from glasu.protocol.rounds import client_script
+from glasu.protocol.training import client_script
 from glasu.runtime.inprocess import Running, run_alone
 from glasu.runtime.simulation import make_clients, make_server, prepare_run
 from support.monolith import run_roles

@@ -6,7 +6,7 @@ import pytest
 
 from glasu.network.admission import Admission
 from glasu.network.facts import collect_server_facts
-from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
+from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_process, note_welcome
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
 from glasu.network.log_lines import MAX_REASON, make_printable
@@ -56,7 +56,7 @@ def test_a_refusal_is_short_for_any_number_of_checkpoints_that_a_party_states(co
 
 def test_the_hello_and_the_statement_of_an_honest_party_are_far_below_the_limit_of_control_messages(tmp_path):
     state, (config, _) = open_joining(tmp_path, "a"), tiny()
-    for _ in range(2 * REMEMBERED):  # as many earlier processes as a party ever lists
+    for _ in range(2 * MAX_STARTS):  # as many earlier processes as a party ever lists
         count_start(state)
         note_welcome(state)
     rounds = dict.fromkeys(range(10), "0" * 64)

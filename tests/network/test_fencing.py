@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from glasu.network.fencing import REMEMBERED, Fence, count_start, describe_process, note_welcome
+from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_process, note_welcome
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.run_folder import open_joining, open_serving
 from support.roles import Role
@@ -42,15 +42,15 @@ def come(party, fence, *, begun=True):
 
 def test_a_folder_keeps_its_place_however_many_starts_reach_no_server(party, fence):
     come(party, fence)
-    start(party, 2 * REMEMBERED)
+    start(party, 2 * MAX_STARTS)
     come(party, fence)
-    assert len(describe_process(party.value).before) < REMEMBERED + 2
+    assert len(describe_process(party.value).before) < MAX_STARTS + 2
 
 
 def test_a_process_that_was_welcomed_but_never_began_keeps_the_place_too(party, fence):
     come(party, fence)
     come(party, fence, begun=False)
-    start(party, 2 * REMEMBERED)
+    start(party, 2 * MAX_STARTS)
     come(party, fence)
 
 
@@ -60,7 +60,7 @@ def test_after_a_withdrawal_the_process_before_counts_again(welcomes, party, fen
     for _ in range(welcomes):
         come(party, fence, begun=False)
     fence.withdraw("a")
-    start(party, 2 * REMEMBERED)
+    start(party, 2 * MAX_STARTS)
     come(party, fence)
 
 
@@ -68,7 +68,7 @@ def test_a_welcome_that_the_party_did_not_receive_counts_too(party, fence):
     come(party, fence)
     start(party)
     fence.admit("a", describe_process(party.value))  # and the party dies
-    start(party, REMEMBERED // 2)
+    start(party, MAX_STARTS // 2)
     come(party, fence)
 
 

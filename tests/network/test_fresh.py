@@ -22,7 +22,7 @@ def kept(cluster, name=""):
     for path in files:
         if path.name == "joining.json":
             told = json.loads(files[path])
-            files[path] = {name: told[name] for name in told if name not in ("incarnation", "starts", "met")}
+            files[path] = {name: told[name] for name in told if name not in ("incarnation", "starts", "admitted")}
     return files
 
 

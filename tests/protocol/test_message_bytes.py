@@ -101,7 +101,7 @@ def test_the_measured_parts_add_up_to_the_encoded_size(message):
 def test_a_meter_counts_the_bytes_that_travel(sent):
     meter = TrafficCounter()
     for index, message in enumerate(sent):
-        (meter.sent_to_server if index % 2 else meter.sent_to_clients)(message)
+        (meter.count_to_server if index % 2 else meter.count_to_clients)(message)
     sizes = [len(encode(message)) for message in sent]
     assert (meter.bytes_to_clients, meter.bytes_to_server) == (sum(sizes[::2]), sum(sizes[1::2]))
     assert meter.messages == len(sent)
@@ -111,14 +111,14 @@ def test_a_meter_counts_the_bytes_that_travel(sent):
 def test_node_sets_count_as_sampling():
     message = Proposal(KEY._replace(phase=Phase.SAMPLING), (np.arange(5, dtype=np.int32),))
     meter = TrafficCounter()
-    meter.sent_to_server(message)
+    meter.count_to_server(message)
     assert meter.by_phase == {"sampling": 48 + 12 + 5}
     assert meter.by_kind == {"header": 48 + 12, "index": 5}
 
 
 def test_gradients_are_reported_as_training():
     meter = TrafficCounter()
-    meter.sent_to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
+    meter.count_to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
     meter.exchange(KEY._replace(phase=Phase.BACKWARD))
     assert meter.by_phase == {"training": 48}
     assert meter.snapshot().exchanges_by_phase == {"training": 1}

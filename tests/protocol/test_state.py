@@ -10,7 +10,7 @@ from glasu.errors import ConfigError
 from glasu.privacy.release import Protection
 from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Evaluated, RoundDone
-from glasu.protocol.rounds import client_script
+from glasu.protocol.training import client_script
 from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.simulation import make_clients, make_server

@@ -17,7 +17,7 @@ from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, resolv
 from glasu.data.sources.catalog import load_parties
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import RoundDone
-from glasu.protocol.rounds import client_script, server_script
+from glasu.protocol.training import client_script, server_script
 from glasu.runtime.inprocess import Running, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter

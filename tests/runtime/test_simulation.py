@@ -25,8 +25,8 @@ from glasu.model.dropout import make_no_dropout
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, Joint, Message, Partial, Proposal, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluated, Receive
-from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server, Sizes
+from glasu.protocol.training import server_script
 from glasu.runtime.drive import check_contribution, drive
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch

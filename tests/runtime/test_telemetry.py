@@ -46,8 +46,8 @@ class Clock:
 def test_a_broadcast_counts_once_per_client_and_an_exchange_once():
     counter = TrafficCounter()
     partial, joint = tensor(Partial, 0), tensor(Joint, SERVER)
-    counter.sent_to_server(partial)
-    counter.sent_to_clients(joint, 3)
+    counter.count_to_server(partial)
+    counter.count_to_clients(joint, 3)
     counter.exchange(joint.key)
     traffic = counter.snapshot()
     assert traffic.bytes_to_server == len(encode(partial))
@@ -73,8 +73,8 @@ def test_gradients_count_as_training():
 def test_the_wire_log_has_one_line_per_message_and_exchange(caplog):
     counter = TrafficCounter()
     with caplog.at_level(logging.DEBUG, "glasu.wire"):
-        counter.sent_to_server(tensor(Partial, 2))
-        counter.sent_to_clients(tensor(Joint, SERVER), 2)
+        counter.count_to_server(tensor(Partial, 2))
+        counter.count_to_clients(tensor(Joint, SERVER), 2)
         counter.exchange(Key(bytes(12), Phase.TRAINING, SERVER))
     size = len(encode(tensor(Partial, 2)))
     about = "phase=training round=1 layer=0 chunk=0"
@@ -90,7 +90,7 @@ def recorded():
     clock = Clock()
     telemetry = Telemetry(clock)
     clock.now = 2.0
-    telemetry.traffic.sent_to_server(tensor(Partial, 0))
+    telemetry.traffic.count_to_server(tensor(Partial, 0))
     with telemetry.watch.measure("communication"):
         clock.now = 5.0
     telemetry.observe(validation(1, 0.5, improved=True))
@@ -104,7 +104,7 @@ def test_a_restored_run_adds_to_the_figures_of_before():
     resumed.restore(state)
     assert resumed.state() == state
     clock.now = 1.0
-    resumed.traffic.sent_to_server(tensor(Partial, 0))
+    resumed.traffic.count_to_server(tensor(Partial, 0))
     assert resumed.traffic.messages == 2
     assert resumed.seconds() == Seconds(6.0, {"sampling": 0.0, "compute": 0.0, "communication": 3.0, "evaluation": 0.0})
 
@@ -118,7 +118,7 @@ def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
     telemetry = recorded()
     state = telemetry.state()
     telemetry.observe(validation(2, 0.9, improved=True))
-    telemetry.traffic.sent_to_server(tensor(Partial, 0))
+    telemetry.traffic.count_to_server(tensor(Partial, 0))
     telemetry.rewind(state)
     assert [entry.event.round for entry in telemetry.evaluations] == [1]
     assert telemetry.traffic.messages == 2

@@ -22,8 +22,8 @@ from glasu.model.sampler import Sample
 from glasu.protocol.client import Client
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
-from glasu.protocol.rounds import client_script, server_script
 from glasu.protocol.server import Server
+from glasu.protocol.training import client_script, server_script
 from glasu.runtime.inprocess import Running, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter

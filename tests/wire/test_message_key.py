@@ -151,8 +151,8 @@ class Witness(TrafficCounter):
         super().__init__()
         self.contents = contents
 
-    def sent_to_server(self, message):
-        super().sent_to_server(message)
+    def count_to_server(self, message):
+        super().count_to_server(message)
         self.contents[message.key.about()].add(encode(message))
 
 

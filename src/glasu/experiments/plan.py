@@ -168,13 +168,13 @@ class Plan:
             runs: dict[str, Run | str] = {}
             for heading, method in partitions.COLUMNS.items():
                 try:
-                    runs[heading] = self._divided_run(dataset, partition, labels, method)
+                    runs[heading] = self._make_partition_run(dataset, partition, labels, method)
                 except ConfigError as error:  # the settings do not fit together, for example an ensemble without labels
                     runs[heading] = str(error)
             rows.append(PartitionRow(dataset, partition, labels, runs))
         return rows
 
-    def _divided_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
+    def _make_partition_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
         """Return a run of the table of partitions.
 
         Pooled data does not depend on the partition, so all rows of a data set share this run. The result of the label

@@ -20,8 +20,8 @@ from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
-FAREWELL = 2.0  # seconds to wait for the end of a stream to reach the server
-LAST_WORD = 10.0  # seconds to wait until the reason for a failure is sent
+CLOSED_WITHIN = 2.0  # seconds to wait for the end of a stream to reach the server
+REASON_SENT_WITHIN = 10.0  # seconds to wait until the reason for a failure is sent
 ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
 
 
@@ -124,13 +124,13 @@ class ClientSession:
         if self._machine.state in ENDED or self.connection.is_over or isinstance(error, TransportError):
             return
         self._machine.advance(PeerEvent.FAIL)
-        word = control.Failed(get_code(error), get_public_message(error))
-        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
+        message = control.Failed(get_code(error), get_public_message(error))
+        self.connection.close(make_control_frame(message), seconds=REASON_SENT_WITHIN)
 
     def close(self) -> None:
         """End the connection. A dismissed party first acknowledges the goodbye, because the server waits for that."""
         if self._machine.state is PeerState.DISMISSED:
-            self.connection.close(pack_frame(ACK, acknowledged=self.connection.channel.received), seconds=FAREWELL)
+            self.connection.close(pack_frame(ACK, acknowledged=self.connection.channel.received), seconds=CLOSED_WITHIN)
         self.connection.close()
 
     # --- helpers ------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ class ClientSession:
         Settings that differ are shown at the server and at this party.
         """
         table = error.table if isinstance(error, RefusalError) else ()
-        word = control.Declined(error.code, error.public_message, table)
-        for line in word.table:
+        message = control.Declined(error.code, error.public_message, table)
+        for line in message.table:
             self._log.info("%s", line)
         self._machine.advance(PeerEvent.REFUSE)
-        self.connection.close(make_control_frame(word), seconds=LAST_WORD)
+        self.connection.close(make_control_frame(message), seconds=REASON_SENT_WITHIN)
 
     def _state_again(self) -> None:
         self._machine.advance(PeerEvent.PREPARE)

@@ -169,8 +169,8 @@ def collect_label_facts(party: PartyData) -> dict[str, Any]:
     if party.labels is not None:
         facts |= collect_class_facts(party.classes)
     if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
-        taught = party.labels[party.splits.train]
-        scale = measure_labels(taught[have_labels(taught)])
+        training_labels = party.labels[party.splits.train]
+        scale = measure_labels(training_labels[have_labels(training_labels)])
         facts["label_scale"] = hashlib.sha256(np.array(scale, "<f8").tobytes()).hexdigest()
     if party.splits is not None:
         facts |= {

@@ -15,12 +15,12 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-REMEMBERED = 256  # number of earlier starts to keep; those that a server has admitted are kept separately
+MAX_STARTS = 256  # number of earlier starts to keep; those that a server has admitted are kept separately
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:
     """Count a start of a party's command and name the process; both are durable before they are sent."""
-    starts = (*state.value.starts, secrets.token_hex(8))[-REMEMBERED:]
+    starts = (*state.value.starts, secrets.token_hex(8))[-MAX_STARTS:]
     state.update(incarnation=state.value.incarnation + 1, starts=starts)
 
 
@@ -32,14 +32,14 @@ def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> Non
         begun: whether an attempt begins with this process. The server then forgets earlier processes.
     """
     process = state.value.starts[-1]
-    before = () if begun else tuple(name for name in state.value.met if name != process)
-    state.update(met=(*before[:1], *before[1:][-REMEMBERED:], process))
+    before = () if begun else tuple(name for name in state.value.admitted if name != process)
+    state.update(admitted=(*before[:1], *before[1:][-MAX_STARTS:], process))
 
 
 def describe_process(record: JoiningRecord) -> Process:
     """Return the fencing token of the current process."""
     *before, process = record.starts
-    return Process(incarnation=record.incarnation, name=process, before=(*record.met, *before))
+    return Process(incarnation=record.incarnation, name=process, before=(*record.admitted, *before))
 
 
 class Fence:

@@ -234,7 +234,7 @@ class PartyPerformer:
             return self._receive(request)
         match request:
             case Send(message):
-                telemetry.traffic.sent_to_server(message)
+                telemetry.traffic.count_to_server(message)
                 self._unsent.append(message)
                 if message.is_urgent:
                     self.flush()
@@ -261,7 +261,7 @@ class PartyPerformer:
         telemetry = self.purpose.telemetry
         with telemetry.watch.measure("communication"):
             message = self.session.receive(request)
-        telemetry.traffic.sent_to_clients(message)
+        telemetry.traffic.count_to_clients(message)
         telemetry.traffic.exchange(request.key, rides=request.rides)
         return message
 

@@ -178,18 +178,18 @@ class ServerPerformer:
                 with telemetry.watch.measure("waiting"):
                     messages = self.session.receive(request)
                 for message in messages:
-                    telemetry.traffic.sent_to_server(message)
+                    telemetry.traffic.count_to_server(message)
                 return messages
             case Broadcast(message, rides):
                 purpose.settle()  # a checkpoint must be durable before the next message is sent
-                telemetry.traffic.sent_to_clients(message, self.session.num_present)
+                telemetry.traffic.count_to_clients(message, self.session.num_present)
                 telemetry.traffic.exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages, rides):
                 purpose.settle()
                 for message in messages:
-                    telemetry.traffic.sent_to_clients(message)
+                    telemetry.traffic.count_to_clients(message)
                 telemetry.traffic.exchange(messages[0].key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)

@@ -41,7 +41,7 @@ class JoiningRecord:
     party: str
     incarnation: int = 0  # counts the starts of the command in this folder
     starts: tuple[str, ...] = ()  # names of the last processes, the current one last
-    met: tuple[str, ...] = ()  # names of processes that a server has admitted
+    admitted: tuple[str, ...] = ()  # names of processes that a server has admitted
     run: str | None = None
     digest: str | None = None  # digest of the settings
     data: str | None = None  # digest of the party's data

@@ -32,8 +32,8 @@ from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
-from glasu.protocol.rounds import client_script
 from glasu.protocol.state import ClientState
+from glasu.protocol.training import client_script
 from glasu.records import to_plain
 from glasu.report import SIGNED, MaskSummary, PreparedColumns
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store

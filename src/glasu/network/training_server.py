@@ -19,9 +19,9 @@ from glasu.network.serve import ScriptPurpose, ServerPerformer
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
-from glasu.protocol.rounds import server_script
 from glasu.protocol.server import Server
 from glasu.protocol.state import Progress, ServerState
+from glasu.protocol.training import server_script
 from glasu.report import SIGNED, MaskSummary, PartySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState, summarize_race

@@ -197,7 +197,7 @@ class Release:
             self._first = sent.value
         return sent
 
-    def sealed(
+    def encrypted_tensor(
         self,
         kind: Kind,
         value: Tensor,

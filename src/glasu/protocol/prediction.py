@@ -128,7 +128,7 @@ def client_scores(
     model = client.learner.model
     model.eval()
     if _is_sampled(client.config, key.phase) and not alone:
-        joint = yield from _sampled_forward(client, key, nodes)
+        joint = yield from _run_sampled_forward(client, key, nodes)
     else:
         joint = yield from _exact_forward(client, key, nodes, alone=alone)
     own = np.asarray(client.learner.scores(joint, targets).numpy()) if client.has_labels else None
@@ -158,7 +158,7 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
     return (yield from walk_forward(client, client.learner.exact_inference(nodes), combine))
 
 
-def _sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
+def _run_sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
     rounds = [client.identity.find_round(key)]

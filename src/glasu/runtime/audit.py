@@ -233,11 +233,11 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
     checks = [check for ledger in ledgers for check in _check_ledger(ledger)]
     try:
         for peer in peers:
-            memories += _read_memories(peer)
+            memories += _read_recorded_heads(peer)
         checks += _check_reports(folder, ledgers)
     except RecordError as error:
         raise DataError(f"{error} {RESTORE}") from None
-    checks += _check_memories(ledgers, memories)
+    checks += _check_recorded_heads(ledgers, memories)
     return Audit(str(folder), ledgers, tuple(checks))
 
 
@@ -256,7 +256,7 @@ def _read_ledgers(folder: Path) -> Iterator[AuditedLedger]:
         yield ledger
 
 
-def _read_memories(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]]]:
+def _read_recorded_heads(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]]]:
     """Return the recorded heads and who recorded them, from the ledgers of a party or the state files of a server."""
     found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
@@ -359,7 +359,7 @@ def _check_traffic(
         yield AuditCheck(file, "bad", text)
 
 
-def _check_memories(
+def _check_recorded_heads(
     ledgers: Sequence[AuditedLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
 ) -> Iterator[AuditCheck]:
     """Compare every ledger with the heads that others recorded."""

@@ -531,7 +531,7 @@ class SimulationCheckpoints:
         self._saver.settle()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def settle_at_exit(self) -> Iterator[None]:
         """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
 
         A run that diverged would diverge again. Without its checkpoints, a run with other settings can use the folder.

@@ -149,12 +149,12 @@ def run_together(
         messages = [inbox.popleft() for inbox in inboxes]
         for index, message in enumerate(messages):
             check_contribution(request, message, index, clients[index].name)
-            traffic.sent_to_server(message)
+            traffic.count_to_server(message)
         return messages
 
     def send(messages: Sequence[Message], *, rides: bool) -> None:
         for message in messages:
-            traffic.sent_to_clients(message)
+            traffic.count_to_clients(message)
         delivered = list(messages) if carry is None else list(map(carry, messages))
         if deliver is not None:
             delivered = [deliver(message, client) for client, message in enumerate(delivered)]

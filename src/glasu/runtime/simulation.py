@@ -32,9 +32,9 @@ from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.once import client_lower_stage, client_release, server_release
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
-from glasu.protocol.rounds import client_result, client_script, client_training, server_result, server_script
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
+from glasu.protocol.training import client_result, client_script, client_training, server_result, server_script
 from glasu.protocol.warm_start import draw_common_classifier, take_warm_steps
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
@@ -294,7 +294,7 @@ def _open_checkpoints(
             client.restore(state.clients[client.name])
         if server is not None and state.server is not None:
             server.restore(state.server)
-    with checkpoints.running():
+    with checkpoints.settle_at_exit():
         yield checkpoints
 
 

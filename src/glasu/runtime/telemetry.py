@@ -90,13 +90,13 @@ class TrafficCounter:
     def total_bytes(self) -> int:
         return self.bytes_to_server + self.bytes_to_clients
 
-    def sent_to_server(self, message: Message) -> None:
+    def count_to_server(self, message: Message) -> None:
         """Count a message from one client."""
         self.bytes_to_server += self._count(message, "server")
         assert self._last is not None
         self.headers_to_server += sum(size for kind, size in self._last[1] if kind == "header")
 
-    def sent_to_clients(self, message: Message, num_clients: int = 1) -> None:
+    def count_to_clients(self, message: Message, num_clients: int = 1) -> None:
         """Count a message that `num_clients` clients receive."""
         for _ in range(num_clients):
             self.bytes_to_clients += self._count(message, "client")

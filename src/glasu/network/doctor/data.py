@@ -100,8 +100,8 @@ def _check_labels(party: PartyData) -> list[Finding]:
         return [Finding("labels", "warning", f"{text}; enlarge the split: no label for {' or '.join(empty)}")]
     if not party.classes:
         return [Finding("labels", "good", f"{text}; they are numbers")]
-    taught = known["training"]
-    seen = len(np.unique(taught)) if taught.ndim == 1 else int(np.count_nonzero(taught.any(axis=0)))
+    labels = known["training"]
+    seen = len(np.unique(labels)) if labels.ndim == 1 else int(np.count_nonzero(labels.any(axis=0)))
     if seen < len(party.classes):
         missing = len(party.classes) - seen
         return [Finding("labels", "warning", f"{missing} of {len(party.classes)} classes have no training node")]
