@@ -121,9 +121,9 @@ def minimise(rounds, bits, *, feedback):
             kind = "change" if t else "representation"
             sent = [gate.tensor(kind, value, key) for gate, value in zip(gates, values, strict=True)]
             (answer,) = encodings[kind].combine([each.payload for each in sent], M, [key])
-            joint = gates[0].read(kind, key, answer)
-            for gate in gates[1:]:
-                assert torch.equal(gate.read(kind, key, answer), joint)
+            joint = gates[0].read(kind, key, answer, sent=sent[0])
+            for gate, part in zip(gates[1:], sent[1:], strict=True):
+                assert torch.equal(gate.read(kind, key, answer, sent=part), joint)
         else:
             payloads = [integers.encode(np.rint(value.numpy() / step), key) for value in values]
             (answer,) = integers.combine(payloads, M, [key])
@@ -164,7 +164,7 @@ def test_values_outside_of_the_grid_are_counted_and_come_later():
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=t, layer=1)
         kind = "change" if t else "representation"
         sent = gate.tensor(kind, wanted * value, key)
-        joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0])
+        joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0], sent=sent)
         torch.testing.assert_close(joint, sent.value)
     assert gate.references["TRAINING", 1].clamped > 0
     torch.testing.assert_close(joint, 100 * value, rtol=0.1, atol=0)
@@ -177,7 +177,7 @@ def test_a_column_that_was_constant_can_change_again():
         kind = "change" if t else "representation"
         value = torch.tensor([[float(np.sin(t)), float(t >= 40)]] * 3)
         sent = gate.tensor(kind, value, key)
-        joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0])
+        joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0], sent=sent)
     torch.testing.assert_close(joint[:, 1], torch.ones(3), rtol=0, atol=0.05)
 
 

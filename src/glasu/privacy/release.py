@@ -125,7 +125,6 @@ class Release:
     hiding: Hiding | None = None  # masks or encryption of the current attempt
     history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that this client has read
     observe_clear: ClearObserver | None = None  # gets the values of hidden tensors; a transcript records them
-    _first: Tensor | None = None  # the representation that becomes a reference when its answer arrives
 
     def find_protection(self, kind: Kind) -> Protection:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
@@ -193,8 +192,6 @@ class Release:
         sent = Sent(payload, unmasked, encoding, contribution)
         if isinstance(encoding, Ring):
             self.show_clear(kind, key, sent.value, is_answer=False)
-        if kind == "representation" and self.feedback:
-            self._first = sent.value
         return sent
 
     def encrypted_tensor(
@@ -270,7 +267,9 @@ class Release:
         if isinstance(ring, Ring):
             self.grids.update_range("gradient", key, gradient.numpy(), ring, 1)
 
-    def read(self, kind: Kind, key: Key, payload: NDArray[Any], num_summed: int = 1) -> Tensor:
+    def read(
+        self, kind: Kind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
+    ) -> Tensor:
         """Return the values of an answer, which the caller has checked.
 
         Args:
@@ -278,6 +277,7 @@ class Release:
             key: the key of the exchange.
             payload: all rows, without masks and decrypted.
             num_summed: the number of clients that contributed to a sum in a ring.
+            sent: the part of this client; None if it contributed nothing.
         """
         encoding = self.encodings[kind]
         if isinstance(encoding, Ring):
@@ -291,12 +291,9 @@ class Release:
             self.references[_find_place(key)] = changed
             return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
-        if kind == "representation" and self._first is not None:
+        if kind == "representation" and self.feedback and sent is not None:
             integers = _require_integers(self.encodings["change"])
-            self.references[_find_place(key)], self._first = (
-                start_reference(self._first, value.detach(), integers),
-                None,
-            )
+            self.references[_find_place(key)] = start_reference(sent.value, value.detach(), integers)
         return value
 
     def show_clear(self, kind: Kind, key: Key, value: Tensor, *, is_answer: bool) -> None:

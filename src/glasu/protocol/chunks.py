@@ -83,7 +83,7 @@ def exchange_rows(
         parts.append(message.value)
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
     num_summed = len(list_contributors(client.config, client.identity, key))
-    return client.release.read(answer.content().kind, key, reveal(payload, requested), num_summed)
+    return client.release.read(answer.content().kind, key, reveal(payload, requested), num_summed, sent)
 
 
 def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int | None]) -> int:
