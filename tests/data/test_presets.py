@@ -223,3 +223,10 @@ def test_the_tables_of_settings_mark_the_keys_that_the_default_preset_may_change
     }
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \\\* \|", SETTINGS_PAGE.read_text(), re.MULTILINE)
     assert {key for row in rows for key in re.findall(r"\w+", row)} == changed
+
+
+def test_with_one_label_owner_decay_is_smaller_because_there_is_one_loss_instead_of_all():
+    for labels, decay in (("all", 0.002), ("a", 0.0005)):
+        found = PRESETS["auto"].fit(RunConfig(train=TrainConfig(labels=labels)))
+        exact = [config.train.weight_decay for each, config in found if each.for_complete is False]
+        assert exact == [decay, decay]

@@ -68,6 +68,7 @@ class Candidate:
     suggestions: Settings = field(default_factory=dict)
     # True: only if every party has edges, features and labels. False: only if a party lacks one. None: always.
     for_complete: bool | None = None
+    for_one_owner: bool | None = None  # True: only if one party has the labels. False: only if all have them.
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
@@ -102,10 +103,12 @@ class Preset:
             applied = once.apply(config)
             assert applied is not None
             return [(once, applied)]
-        found = [(each, applied) for each in self.candidates if (applied := each.apply(config)) is not None]
+        one_owner = config.train.labels != "all"
+        fitting = [each for each in self.candidates if each.for_one_owner in (None, one_owner)]
+        found = [(each, applied) for each in fitting if (applied := each.apply(config)) is not None]
         if all(applied == found[0][1] for _, applied in found[1:]):  # the user has set every key that they suggest
             found = [(Candidate(), applied) for _, applied in found[:1]]
-        if config.train.labels != "all":  # some parties have no labels
+        if one_owner:  # the other parties have no labels
             found = [pair for pair in found if pair[0].for_complete is not True]
         if not found and self.deep is not None and _is_deep(config):
             found = [(self.deep, applied)] if (applied := self.deep.apply(config)) is not None else []
@@ -132,6 +135,8 @@ _EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK
 _LONG = {"num_rounds": 200}
 _SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
 _LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
+# The exact gradient is that of the sum of all losses. With one loss instead of M, decay weighs about M times as much.
+_OWNER_STEPS = {**_LARGE_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
@@ -140,8 +145,10 @@ PRESETS: dict[str, Preset] = {
             Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
-            Candidate(_EXACT_SAGE, {"train": _LARGE_STEPS}, False),
-            Candidate(_EXACT_GCNII, {"train": _LARGE_STEPS}, False),
+            Candidate(_EXACT_SAGE, {"train": _LARGE_STEPS}, False, for_one_owner=False),
+            Candidate(_EXACT_GCNII, {"train": _LARGE_STEPS}, False, for_one_owner=False),
+            Candidate(_EXACT_SAGE, {"train": _OWNER_STEPS}, False, for_one_owner=True),
+            Candidate(_EXACT_GCNII, {"train": _OWNER_STEPS}, False, for_one_owner=True),
         ),
         chooses_layer=True,
         # With local gradients, or without normalisation, such a network often predicts one class.
