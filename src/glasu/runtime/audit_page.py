@@ -118,8 +118,9 @@ def render_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = 
     attacked = ""
     if attacks:
         attacked = f"""<h2>Attacks</h2>
-<p>The attacks read the recorded messages of the run. Only a score above both chance and the score with the attacker's
-own data is a leak. A better attack may recover more.</p>
+<p>The attacks read the recorded messages of the run. Those that begin with "view of" compute its first round again,
+with a dishonest server. Only a score above both chance and the score with the attacker's own data is a leak. A better
+attack may recover more.</p>
 {_render_table(attacks[0], attacks[1:], WORDS)}
 """
     level = "bad" if audit.failures else "good"
