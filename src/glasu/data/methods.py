@@ -37,7 +37,7 @@ class Method:
         return key in self.list_prescribed(ModelConfig()).get(section, {})
 
     def list_prescribed(self, model: ModelConfig) -> Settings:
-        """Return the settings that the method decides, for a model."""
+        """Return the settings of a model that the method decides."""
         return {} if self.prescribe is None else self.prescribe(model)
 
 

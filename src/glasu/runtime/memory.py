@@ -45,7 +45,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
 
 
 def _list_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of the models, of a message and of the samples, each with the keys that decide them."""
+    """Yield the bytes of the models, of a message and of the samples, and the keys that decide them."""
     model, train, size = config.model, config.train, find_compute_dtype(config).itemsize
     copies = 5 if train.optimizer == "adam" else 3
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
