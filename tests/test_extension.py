@@ -60,7 +60,7 @@ from pathlib import Path
 from support import extension_runs
 extension_runs.main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
 """
-SERVED = ("task", "all")  # over the network too; the others are slow tests
+SERVED = ("task", "convolution", "all")  # over the network too; the others are slow tests
 
 
 def run_choices(folder: Path, server_path: str, served: Sequence[str]) -> dict[str, dict]:

@@ -28,6 +28,7 @@ CHOICES = {
     "sampler": ("train", "sampler", "first-neighbors"),
     "aggregation": ("model", "aggregation", "sum"),
     "encoding": ("wire", "precision", "ring"),
+    "convolution": ("model", "backbone", "graph-conv"),  # of PyG; with all choices, the next line replaces it
     "backbone": ("model", "backbone", "two-matrices"),
     "task": ("train", "task", "smoothed"),
 }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.config import RunConfig
 from glasu.model.aggregation import Aggregation
-from glasu.model.backbones import Backbone
+from glasu.model.backbones import Backbone, ConvolutionBackbone
 from glasu.model.blocks import Draw, NodeSet
 from glasu.model.sampler import Sampler
 from glasu.model.task import Metric, Multiclass
@@ -123,6 +123,15 @@ class TwoMatrices(Backbone):
         return hidden.tanh()
 
 
+class GraphConvolution(ConvolutionBackbone):
+    """Layers of PyG's GraphConv."""
+
+    def convolution(self, width_in: int, width_out: int) -> Any:
+        from torch_geometric.nn import GraphConv
+
+        return GraphConv(width_in, width_out)
+
+
 TOP_2 = Metric("top_2_accuracy", "top-2 accuracy")
 BRIER = Metric("brier", "Brier score", is_share=False)
 
@@ -155,4 +164,5 @@ registry.register("sampler", "first-neighbors", FirstNeighbors)
 registry.register("aggregation", "sum", Sum)
 registry.register("encoding", "ring", "support.my_extension:ring_encodings")
 registry.register("backbone", "two-matrices", "support.my_extension:TwoMatrices")
+registry.register("backbone", "graph-conv", "support.my_extension:GraphConvolution")
 registry.register("task", "smoothed", "support.my_extension:Smoothed")
