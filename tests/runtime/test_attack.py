@@ -207,7 +207,7 @@ def cora(**sections):
 
 
 @pytest.mark.slow
-def test_on_cora_nine_evaluations_name_most_words_one_fewer_and_rounds_few(tmp_path):
+def test_on_cora_nine_evaluations_name_most_words_one_fewer_and_rounds_few(tmp_path, data_root):
     train = {"preset": "none", "sampler": "neighbor", "batch_size": 16, "num_rounds": 90, "patience": 0}
     config, parties = cora(train=train)
     found = attack(tmp_path, parties, config, ["server"])
@@ -217,7 +217,7 @@ def test_on_cora_nine_evaluations_name_most_words_one_fewer_and_rounds_few(tmp_p
 
 
 @pytest.mark.slow
-def test_on_cora_a_thousand_rounds_of_index_sets_give_two_fifths_of_the_edges(tmp_path):
+def test_on_cora_a_thousand_rounds_of_index_sets_give_two_fifths_of_the_edges(tmp_path, data_root):
     keys = {"batch_size": 16, "num_rounds": 1000, "num_local_steps": 1, "evaluate_every": 1000, "patience": 0}
     config, parties = cora(model={"hidden": 4}, train={"preset": "none", "sampler": "neighbor", **keys})
     found = attack(tmp_path, parties, config, ["server"])["edges from index sets", "server"]
@@ -226,7 +226,7 @@ def test_on_cora_a_thousand_rounds_of_index_sets_give_two_fifths_of_the_edges(tm
 
 
 @pytest.mark.slow
-def test_on_cora_all_training_labels_follow_from_one_message_if_the_seed_decides_the_classifier(tmp_path):
+def test_on_cora_all_training_labels_follow_from_one_message_if_the_seed_decides_the_classifier(tmp_path, data_root):
     train = {"preset": "none", "labels": "a", "num_rounds": 1, "evaluate_every": 1}
     config, parties = cora(train=train)
     for folder, secrets in (("public", None), ("secret", SECRETS)):
