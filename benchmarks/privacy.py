@@ -8,8 +8,8 @@ all parties and of the parties alone with their own upper layers, and bytes. `no
 released that many times over the life of the data (a run releases it once; class probabilities stay at the parties),
 delta 1e-5, clip 1, sensitivity 1 (zeroed) and 2 (replaced); test accuracy is the mean over the parties. `labels`:
 randomised response of the training labels, no noise, with one release and with ordinary rounds (Q = 4). Baselines:
-parties alone, the mean of their class probabilities
-(ensemble) and that mean propagated (smooth). Only the first of the three releases nothing.
+parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth). Only the first of the
+three releases nothing.
 """
 
 from __future__ import annotations
