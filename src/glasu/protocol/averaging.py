@@ -19,10 +19,9 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import Mean
 from glasu.model.propagation import propagate
 from glasu.privacy.masking import Requested
-from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.chunks import IncomingRows, exchange_rows
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
-from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -85,19 +84,19 @@ def server_average(
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
     encoding = server.shapes.encodings["probabilities"]
-
-    def respond(scores: list[Array], answer: Key, first_row: int) -> Broadcast | Scatter:
-        mean = Mean(len(scores))  # scores are averaged even if layers concatenate
-        rows = mean.combine_partials(encoding, scores, answer, first_row)
-        if requested is None:
-            return Broadcast(JointScores(answer, rows))
-        last_row = first_row + encoding.answer.find_shape(rows)[0]
-        own = [encoding.answer.select_rows(rows, mask[first_row:last_row]) for mask in requested]
-        pairs = zip(server.make_client_keys(answer), own, strict=True)
-        return Scatter(tuple(JointScores(key, part) for key, part in pairs))
-
     senders = present if server.identity.owner < 0 else [server.identity.owner]
-    yield from answer_rows(server, Scores, key, respond, num_rows, senders, from_any=from_any)
+    incoming = IncomingRows(server, Scores, key, num_rows, senders, from_any=from_any)
+    while not incoming.is_complete:
+        scores = yield from incoming.receive()
+        aggregation = Mean(len(scores.tensors))  # scores are averaged even if layers concatenate
+        mean = aggregation.combine_partials(encoding, scores.payloads, scores.key, scores.first_row)
+        scores.check_answer(mean)
+        if requested is None:
+            yield Broadcast(JointScores(scores.key, mean))
+            continue
+        masks = [mask[scores.first_row : incoming.num_rows] for mask in requested]
+        pairs = zip(server.make_client_keys(scores.key), masks, strict=True)
+        yield Scatter(tuple(JointScores(own, encoding.answer.select_rows(mean, mask)) for own, mask in pairs))
 
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:

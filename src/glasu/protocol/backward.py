@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.chunks import IncomingRows, exchange_rows
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
 from glasu.protocol.update import check_loss, local_update, walk_backward
-from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -144,13 +143,6 @@ def server_backward(
         present: the clients that contribute; None: all.
     """
     encoding, aggregation = server.shapes.encodings["gradient"], server.make_aggregation(present)
-
-    def respond(gradients: list[Array], answer: Key, first_row: int) -> Scatter:
-        # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
-        keys = server.make_client_keys(answer)
-        shares = aggregation.combine_gradients(encoding, gradients, keys, first_row)
-        return Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
-
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
         at_loss = server.identity.owner >= 0 and layer == server.aggregation_layers[-1]
@@ -158,4 +150,12 @@ def server_backward(
             yield from server_sealed_gradient(server, key.at(layer), rows[layer])
             continue
         senders = (server.identity.owner,) if at_loss else present
-        yield from answer_rows(server, Gradient, key.at(layer), respond, rows[layer], senders)
+        incoming = IncomingRows(server, Gradient, key.at(layer), rows[layer], senders)
+        while not incoming.is_complete:
+            gradients = yield from incoming.receive()
+            # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
+            keys = server.make_client_keys(gradients.key)
+            shares = aggregation.combine_gradients(encoding, gradients.payloads, keys, gradients.first_row)
+            for share in {id(share): share for share in shares}.values():  # equal shares can be one array
+                gradients.check_answer(share)
+            yield Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))

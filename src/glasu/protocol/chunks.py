@@ -6,9 +6,9 @@ advance. If the rows fill all chunks exactly, an empty chunk follows.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.receiving import hash_answer
-from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
+from glasu.protocol.requests import Receive, Script, Send
 from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
-
-Respond = Callable[[list[Array], Key, int], Broadcast | Scatter]  # payloads, key of the answer, first row
 
 
 def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
@@ -107,45 +105,50 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
     return found[1]
 
 
-def answer_rows(
-    server: Server,
-    kind: type[TensorMessage],
-    key: Key,
-    respond: Respond,
-    num_rows: int | None = None,
-    senders: Sequence[int] | None = None,
-    *,
-    from_any: bool = False,
-) -> Script[int]:
-    """Server: answer the chunks in order until one is not full; return the number of rows.
+class IncomingRows:
+    """Server: the chunks of one exchange. They arrive in order, and one that is not full is the last one."""
 
-    Args:
-        server: the server.
-        kind: the kind of message that clients send.
-        key: the key of the exchange.
-        respond: builds the answer to the tensors of one chunk, which are in client order.
-        num_rows: the number of rows to expect, if the server knows it.
-        senders: the clients that send a tensor, while the others only wait for the answer; None: all.
-        from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
-    """
-    chunk_rows, waiting = server.config.wire.chunk_rows, None
-    everyone = not from_any and (senders is None or len(senders) == len(server.roster))
-    kinds: tuple[type[Message], ...] = (kind,) if everyone else (kind, Waiting)
-    for chunk in itertools.count():
-        answer, first_row = key.at(key.layer, chunk), chunk * chunk_rows
-        messages = yield Receive(kinds, answer)
-        if from_any:
-            waiting = _check_waiting(server, messages, waiting)
-        elif senders is not None:
-            _check_senders(server, messages, senders)
-        tensors = [message for message in messages if isinstance(message, TensorMessage)]
-        rows = _check_tensors(server, tensors, answer, None if num_rows is None else num_rows - first_row)
-        response = respond([message.value for message in tensors], answer, first_row)
-        _check_finite(server, tensors, response)
-        yield response
-        if rows < chunk_rows:
-            return first_row + rows
-    raise AssertionError("unreachable")
+    def __init__(
+        self,
+        server: Server,
+        kind: type[TensorMessage],
+        key: Key,
+        expected_rows: int | None = None,
+        senders: Sequence[int] | None = None,
+        *,
+        from_any: bool = False,
+    ) -> None:
+        """Prepare to receive.
+
+        Args:
+            server: the server.
+            kind: the kind of message that clients send.
+            key: the key of the exchange.
+            expected_rows: the number of rows, if the server knows it.
+            senders: the clients that send a tensor, while the others only wait for the answer; None: all.
+            from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
+        """
+        self.server, self.kind, self.key = server, kind, key
+        self.expected_rows, self.senders, self.from_any = expected_rows, senders, from_any
+        self.num_rows = 0  # rows received so far
+        self.is_complete = False  # whether the last chunk has arrived
+        self._waiting: list[bool] | None = None  # which clients send no tensor
+
+    def receive(self) -> Script[Chunk]:
+        """Return the next chunk of the clients that send tensors."""
+        server, chunk_rows = self.server, self.server.config.wire.chunk_rows
+        key = self.key.at(self.key.layer, self.num_rows // chunk_rows)
+        everyone = not self.from_any and (self.senders is None or len(self.senders) == len(server.roster))
+        messages: Sequence[Message] = yield Receive((self.kind,) if everyone else (self.kind, Waiting), key)
+        if self.from_any:
+            self._waiting = _check_waiting(server, messages, self._waiting)
+        elif self.senders is not None:
+            _check_senders(server, messages, self.senders)
+        chunk = Chunk(server, key, self.num_rows, [each for each in messages if isinstance(each, TensorMessage)])
+        rows = chunk.check(None if self.expected_rows is None else self.expected_rows - self.num_rows)
+        self.num_rows += rows
+        self.is_complete = rows < chunk_rows
+        return chunk
 
 
 def _check_senders(server: Server, messages: Sequence[Message], senders: Sequence[int]) -> None:
@@ -171,74 +174,81 @@ def _check_waiting(server: Server, messages: Sequence[Message], before: list[boo
     return waiting
 
 
-def _check_tensors(server: Server, tensors: Sequence[TensorMessage], key: Key, rows_left: int | None) -> int:
-    """Check the tensors of one chunk; return the number of their rows.
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Server: the tensors of one chunk, in client order."""
 
-    Args:
-        server: the server.
-        tensors: the tensors that clients sent, in client order.
-        key: the key of the exchange.
-        rows_left: the rows that this chunk and the later ones must have, if the server knows them.
-    """
-    if not tensors:
-        raise ProtocolError(f"{key}: no party sent a tensor.")
-    content = tensors[0].content()
-    encoding, columns = server.shapes.encodings[content.kind], content.columns(server.shapes) or None
-    most = server.shapes.chunk_rows
-    most = most if rows_left is None else max(0, min(most, rows_left))
-    for message in tensors:
-        if error := encoding.find_error(message.value, columns):
-            server.refuse(message, f"{content.kind}: {error}.")
-        # Check a known number of rows before `_check_shapes`, which blames the minority even if it alone is right.
-        rows, _ = encoding.find_shape(message.value)
-        if rows > most or (rows_left is not None and rows < most):
-            wanted = f"at most {most}" if rows_left is None else str(most)
-            server.refuse(message, f"expected {wanted} rows, got {rows}.")
-    _check_shapes(server, tensors, key)
-    if content.kind == "probabilities" and not encoding.is_hidden:
-        # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
-        for message in tensors:
-            if error := server.task.find_score_error(encoding.decode(message.value)):
-                server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
-    return encoding.find_shape(tensors[0].value)[0]
+    server: Server
+    key: Key  # the key of the answer
+    first_row: int  # the position of the first row in the whole tensor
+    tensors: Sequence[TensorMessage]
 
+    @property
+    def payloads(self) -> list[Array]:
+        """The encoded tensors."""
+        return [message.value for message in self.tensors]
 
-def _check_shapes(server: Server, tensors: Sequence[TensorMessage], key: Key) -> None:
-    """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
-    kind = tensors[0].content().kind
-    encoding = server.shapes.encodings[kind]
-    shapes = [encoding.find_shape(message.value) for message in tensors]
-    if len(set(shapes)) == 1:
-        return
-    usual, count = Counter(shapes).most_common(1)[0]
-    if 2 * count <= len(tensors):
-        senders = [server.roster[each.key.client] for each in tensors]
-        listed = "; ".join(f"party {name!r} {shape}" for name, shape in zip(senders, shapes, strict=True))
-        raise ProtocolError(
-            f"{key}: {kind}: expected the same shape from all parties, got {listed}. The server cannot decide which "
-            "one is right."
+    def check(self, rows_left: int | None) -> int:
+        """Check the tensors; return the number of their rows.
+
+        Args:
+            rows_left: the rows that this chunk and the later ones must have, if the server knows them.
+        """
+        if not self.tensors:
+            raise ProtocolError(f"{self.key}: no party sent a tensor.")
+        server, content = self.server, self.tensors[0].content()
+        encoding, columns = server.shapes.encodings[content.kind], content.columns(server.shapes) or None
+        most = server.shapes.chunk_rows
+        most = most if rows_left is None else max(0, min(most, rows_left))
+        for message in self.tensors:
+            if error := encoding.find_error(message.value, columns):
+                server.refuse(message, f"{content.kind}: {error}.")
+            # Check a known number of rows before the shapes: those blame the minority even if it alone is right.
+            rows, _ = encoding.find_shape(message.value)
+            if rows > most or (rows_left is not None and rows < most):
+                wanted = f"at most {most}" if rows_left is None else str(most)
+                server.refuse(message, f"expected {wanted} rows, got {rows}.")
+        self._check_shapes()
+        if content.kind == "probabilities" and not encoding.is_hidden:
+            # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
+            for message in self.tensors:
+                if error := server.task.find_score_error(encoding.decode(message.value)):
+                    server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
+        return encoding.find_shape(self.tensors[0].value)[0]
+
+    def _check_shapes(self) -> None:
+        """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
+        kind, roster = self.tensors[0].content().kind, self.server.roster
+        encoding = self.server.shapes.encodings[kind]
+        shapes = [encoding.find_shape(message.value) for message in self.tensors]
+        if len(set(shapes)) == 1:
+            return
+        usual, count = Counter(shapes).most_common(1)[0]
+        if 2 * count <= len(self.tensors):
+            senders = [roster[each.key.client] for each in self.tensors]
+            listed = "; ".join(f"party {name!r} {shape}" for name, shape in zip(senders, shapes, strict=True))
+            raise ProtocolError(
+                f"{self.key}: {kind}: expected the same shape from all parties, got {listed}. The server cannot decide "
+                "which one is right."
+            )
+        for message, shape in zip(self.tensors, shapes, strict=True):
+            if shape != usual:
+                self.server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {shape}.")
+
+    def check_answer(self, payload: Array) -> Array:
+        """Return the encoded answer to this chunk. Refuse NaN and infinity; blame the party that sent them, if one did.
+
+        A value that is not finite in one tensor is not finite in the sum, so checking the sum is enough.
+        """
+        kind = self.tensors[0].content().kind
+        encoding = self.server.shapes.encodings[kind]
+        if encoding.answer.is_finite(payload):
+            return payload
+        for message in self.tensors:
+            if not encoding.is_finite(message.value):
+                why = "expected finite values, got NaN or infinity. They were not forwarded. Training diverged"
+                self.server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
+        raise TrainingError(
+            f"{self.key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, and "
+            "nothing was forwarded. Lower train.learning_rate."
         )
-    for message, shape in zip(tensors, shapes, strict=True):
-        if shape != usual:
-            server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {shape}.")
-
-
-def _check_finite(server: Server, tensors: Sequence[TensorMessage], response: Broadcast | Scatter) -> None:
-    """Refuse NaN and infinity in an answer; blame the party that sent them, if one did.
-
-    A value that is not finite in one tensor is not finite in the sum, so checking the sum is enough.
-    """
-    kind = tensors[0].content().kind
-    encoding = server.shapes.encodings[kind]
-    answers = response.messages if isinstance(response, Scatter) else (response.message,)
-    payloads = [answer.value for answer in answers if isinstance(answer, TensorMessage)]
-    if all(encoding.answer.is_finite(payload) for payload in {id(payload): payload for payload in payloads}.values()):
-        return
-    for message in tensors:
-        if not encoding.is_finite(message.value):
-            why = "expected finite values, got NaN or infinity. They were not forwarded. Training diverged"
-            server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
-    raise TrainingError(
-        f"{answers[0].key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, "
-        "and nothing was forwarded. Lower train.learning_rate."
-    )

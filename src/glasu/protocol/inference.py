@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from glasu.protocol.chunks import answer_rows, exchange_rows
+from glasu.protocol.chunks import IncomingRows, exchange_rows
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluating, Script
-from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -125,13 +124,14 @@ def server_inference(
     """
     kind, joint = find_message_kinds(server.config, key)
     encoding, aggregation = server.shapes.encodings[kind.content().kind], server.make_aggregation(present)
-
-    def respond(partials: list[Array], answer: Key, first_row: int) -> Broadcast:
-        return Broadcast(joint(answer, aggregation.combine_partials(encoding, partials, answer, first_row)))
-
     rows = {}
     for layer in server.aggregation_layers:
-        rows[layer] = yield from answer_rows(server, kind, key.at(layer), respond, num_rows.get(layer), present)
+        incoming = IncomingRows(server, kind, key.at(layer), num_rows.get(layer), present)
+        while not incoming.is_complete:
+            partials = yield from incoming.receive()
+            found = aggregation.combine_partials(encoding, partials.payloads, partials.key, partials.first_row)
+            yield Broadcast(joint(partials.key, partials.check_answer(found)))
+        rows[layer] = incoming.num_rows
     return rows
 
 

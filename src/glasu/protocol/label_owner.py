@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import compute_owner_gradient, share_gradient
-from glasu.protocol.chunks import answer_rows
+from glasu.protocol.chunks import IncomingRows
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
-from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -41,12 +40,11 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     """Server column: forward the owner's gradient unchanged; with hidden sums, it is encrypted for the clients."""
+    key = key.at(server.config.model.num_layers)
     if server.shapes.encodings["gradient"].is_hidden:
-        yield from server_sealed_gradient(server, key.at(server.config.model.num_layers), num_rows)
+        yield from server_sealed_gradient(server, key, num_rows)
         return
-
-    def respond(gradients: list[Array], answer: Key, first_row: int) -> Broadcast:
-        return Broadcast(JointGradient(answer, gradients[0]))
-
-    layer = server.config.model.num_layers
-    yield from answer_rows(server, Gradient, key.at(layer), respond, num_rows, (server.identity.owner,))
+    incoming = IncomingRows(server, Gradient, key, num_rows, (server.identity.owner,))
+    while not incoming.is_complete:
+        chunk = yield from incoming.receive()
+        yield Broadcast(JointGradient(chunk.key, chunk.check_answer(chunk.payloads[0])))
