@@ -24,6 +24,10 @@ class Spy:
     merged: list = field(default_factory=list)  # (others, own part, result)
 
     @property
+    def client(self) -> int:
+        return self.inner.client
+
+    @property
     def widening(self) -> int:
         return self.inner.widening
 

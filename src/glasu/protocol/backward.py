@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import IncomingRows, exchange_rows
+from glasu.protocol.chunks import IncomingRows, PendingBatch, exchange_rows
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from glasu.model.aggregation import Aggregation
     from glasu.model.blocks import NodeSet
-    from glasu.model.sampler import Sample
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
 
 
 def client_joint_round(
-    client: Client, batch: Batch, upcoming: Sample | None, aggregation: Aggregation
+    client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
 ) -> Script[list[float]]:
     """Client column: JointInference, a backward pass with an exchange per aggregation layer, then all local steps.
 
     Args:
         client: the client.
         batch: the round's blocks, features and labels.
-        upcoming: the sample of the next round, if it is known.
+        upcoming: the batch of the next round, if its sample is known.
         aggregation: the aggregation over the clients that are present in the round.
 
     Returns:

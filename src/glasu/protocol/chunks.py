@@ -29,12 +29,28 @@ if TYPE_CHECKING:
     from glasu.model.sampler import Sample
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
+    from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
 
 
 def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
     """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
     return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
+
+
+class PendingBatch:
+    """A sample whose batch is gathered once: while the round before waits for an answer, or when its round starts."""
+
+    def __init__(self, client: Client, sample: Sample) -> None:
+        self.client, self.sample = client, sample
+        self._batch: Batch | None = None
+
+    def gather(self) -> Batch:
+        """Return the batch; gather it on the first call."""
+        if self._batch is None:
+            with self.client.watch.measure("sampling"):
+                self._batch = self.client.learner.gather(self.sample)
+        return self._batch
 
 
 def exchange_rows(
@@ -44,7 +60,7 @@ def exchange_rows(
     sent: Sent | None,
     shape: tuple[int, int | None],
     *,
-    upcoming: Sample | None = None,
+    upcoming: PendingBatch | None = None,
     requested: NDArray[np.bool_] | None = None,
 ) -> Script[Tensor]:
     """Client: send a released tensor, and return the server's answer.
@@ -55,7 +71,7 @@ def exchange_rows(
         kinds: the kind of the messages and the kind of the answers.
         sent: the released tensor; None: this client contributes nothing and waits for the answer.
         shape: the shape of the whole answer; columns are None if this client does not know their number.
-        upcoming: the sample of the next round, if it is known.
+        upcoming: the batch of the next round, if its sample is known.
         requested: the rows of the answer that this client receives, if not all.
     """
     kind, answer = kinds
@@ -66,9 +82,8 @@ def exchange_rows(
         yield Send(Waiting(own) if sent is None else kind(own, sent.encoding.select_rows(sent.payload, rows)))
     if upcoming is not None:
         # Look-ahead: blocks and features of the next round do not depend on the answer. They are gathered while the
-        # client waits for it, and `gather` keeps them for the next round.
-        with client.watch.measure("sampling"):
-            client.learner.gather(upcoming)
+        # client waits for it.
+        upcoming.gather()
     parts, columns = [], shape[1]
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)

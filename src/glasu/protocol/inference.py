@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from glasu.protocol.chunks import IncomingRows, exchange_rows
+from glasu.protocol.chunks import IncomingRows, PendingBatch, exchange_rows
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.message_key import Key, Phase
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
-    from glasu.model.sampler import Sample
     from glasu.model.step import ForwardStep, Step
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
@@ -28,7 +27,7 @@ Combine: TypeAlias = "Callable[[int, Tensor], Script[Tensor]]"
 
 
 def client_inference(
-    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], upcoming: Sample | None = None
+    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], upcoming: PendingBatch | None = None
 ) -> Script[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
     """Client column: compute, send and receive, layer by layer.
 
@@ -37,7 +36,8 @@ def client_inference(
         step: the client's layers, at step 0.
         key: phase and round.
         nodes: S_m[0..L].
-        upcoming: the sample of the next round, if it is known; it is gathered while this client waits for answers.
+        upcoming: the batch of the next round, if its sample is known; it is gathered while this client waits for
+            answers.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
@@ -54,7 +54,7 @@ def client_inference(
 
 
 def await_inference(
-    client: Client, key: Key, num_rows: Mapping[int, int], upcoming: Sample | None = None
+    client: Client, key: Key, num_rows: Mapping[int, int], upcoming: PendingBatch | None = None
 ) -> Script[Tensor]:
     """Client column of an absent client: contribute nothing, and return H[L].
 
@@ -62,7 +62,7 @@ def await_inference(
         client: the client.
         key: phase and round.
         num_rows: |S[l+1]| for every aggregation layer l.
-        upcoming: the sample of the next round, if it is known.
+        upcoming: the batch of the next round, if its sample is known.
     """
     width = client.config.model.hidden * client.learner.aggregation.widening
     joints = []
@@ -98,7 +98,7 @@ def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[
 
 
 def exchange_partial(
-    client: Client, key: Key, partial: Tensor, nodes: NodeSet, upcoming: Sample | None = None
+    client: Client, key: Key, partial: Tensor, nodes: NodeSet, upcoming: PendingBatch | None = None
 ) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l] at the nodes; return H[l+1], and H_m^+[l] as it was sent."""
     kinds = find_message_kinds(client.config, key)

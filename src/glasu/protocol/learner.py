@@ -24,7 +24,7 @@ from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, find_input_scale
 from glasu.model.step import Inputs, Step, Steps
-from glasu.model.task import Targets, make_task
+from glasu.model.task import Targets, Task, make_task
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
@@ -167,21 +167,26 @@ class Learner:
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
             classifier_seed: decides the common classifier, if all clients know it and the server does not.
         """
-        self.config, self.data, self.index = config, data, index
+        self.config, self.data = config, data
         self.private_seed = config.train.seed if private_seed is None else private_seed
-        self._common_seed = config.train.seed if classifier_seed is None else classifier_seed
         self.aggregation = make_aggregation(config.model, num_clients, index)
+
+        def make_stream(purpose: str, layer: int) -> Stream:
+            if purpose != "classifier":
+                return Stream(self.private_seed, purpose, layer=layer, client=index)
+            common = config.train.seed if classifier_seed is None else classifier_seed
+            return make_classifier_stream(common if config.train.labels == "all" else self.private_seed, layer)
+
         self.model = ClientModel(
             config.model,
             num_clients=num_clients,
             num_features=data.preparation.width,
             num_outputs=num_outputs,
-            stream=self._make_initial_stream,
+            stream=make_stream,
             convolution=convolution,
         ).to(data.dtype)
-        self.task = data.task
-        if self.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
-            self.model.register_buffer("label_scale", self.task.scale)
+        if data.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
+            self.model.register_buffer("label_scale", data.task.scale)
         self.optimizer = Optimizer(config, self.model)
         # The optimizer has laid out the parameters, and their storage stays. A module may replace its buffers.
         self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
@@ -189,13 +194,10 @@ class Learner:
         self.sampler = find_sampler(config.train)(config, data.party.graph, index)
         self.sampler.private_seed = self.private_seed
         self.fixed: Mapping[str, Tensor] = {}  # weights that no step changes
-        self._gathered: tuple[Sample, Batch] | None = None
 
-    def _make_initial_stream(self, purpose: str, layer: int) -> Stream:
-        if purpose == "classifier":
-            labels = self.config.train.labels
-            return make_classifier_stream(self._common_seed if labels == "all" else self.private_seed, layer)
-        return Stream(self.private_seed, purpose, layer=layer, client=self.index)
+    @property
+    def task(self) -> Task:
+        return self.data.task
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
         """Return the masks of one local step; an evaluation (None) uses none.
@@ -204,32 +206,21 @@ class Learner:
         """
         if step is None:
             return make_no_dropout()
-        seed, client = self.private_seed, self.index
+        seed, client = self.private_seed, self.aggregation.client
         return Dropout(
             self.config.model.dropout,
             lambda layer: Stream(seed, "dropout", round=round_index, step=step, layer=layer, client=client),
         )
 
     def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
-        """Gather blocks, features and labels of a sample; a repeated call for the same sample costs nothing.
-
-        A client calls it for the next round while it waits for the server's answer.
-        """
-        if self._gathered is None or self._gathered[0] is not sample:
-            blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
-            rows = [blocks[0].positions]  # positions of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
-            for block in blocks[1:]:
-                rows.append(rows[-1][block.positions])
-            targets = sample.targets
-            labels = self.data.labels(targets.examples) if self.data.has_labels and with_labels else None
-            features = self.data.features(nodes[0])
-            batch = Batch(features, blocks, tuple(rows), sample.round, labels, sample.nodes, targets)
-            self._gathered = sample, batch
-        return self._gathered[1]
-
-    def forget_gathered(self) -> None:
-        """Free the batch that `gather` keeps."""
-        self._gathered = None
+        """Gather blocks, features and labels of a sample."""
+        blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
+        rows = [blocks[0].positions]  # positions of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
+        for block in blocks[1:]:
+            rows.append(rows[-1][block.positions])
+        targets = sample.targets
+        labels = self.data.labels(targets.examples) if self.data.has_labels and with_labels else None
+        return Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels, sample.nodes, targets)
 
     def step(self, batch: Batch, step: int | None) -> Step:
         """Return local step q as an object that runs the layers; None: a forward pass without dropout or gradients."""
@@ -281,7 +272,6 @@ class Learner:
 
     def restore(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Continue with saved weights and a saved state of the optimiser."""
-        self.forget_gathered()
         self.model.load_state_dict(dict(weights))
         self.model.train()
         self.optimizer.restore(optimizer)

@@ -16,6 +16,7 @@ from glasu.config import TrainConfig
 from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
+from glasu.protocol.chunks import PendingBatch
 from glasu.protocol.evaluation import (
     client_selection,
     server_selection,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from glasu.model.aggregation import Aggregation
     from glasu.model.sampler import Sample
     from glasu.protocol.client import Client
+    from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
     from glasu.protocol.state import Progress
 
@@ -45,8 +47,11 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     progress, train = client.progress, client.config.train
     sends_losses = not (client.is_alone or keeps_scores(client.config))
     selects = not evaluates_once(client.config)
-    for sample, upcoming in zip(samples, [*samples[1:], None], strict=True):
-        losses = yield from client_round(client, sample, upcoming)
+    upcoming: PendingBatch | None = None
+    for sample, following in zip(samples, [*samples[1:], None], strict=True):
+        current = PendingBatch(client, sample) if upcoming is None else upcoming
+        upcoming = None if following is None else PendingBatch(client, following)
+        losses = yield from client_round(client, current, upcoming)
         loss = sum(losses) / len(losses) if losses else None
         if sends_losses:
             key = client.identity.key(Phase.TRAINING, sample.round)
@@ -63,15 +68,14 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
             return
 
 
-def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Script[list[float]]:
+def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch | None) -> Script[list[float]]:
     """Compute one round: JointInference, then Q local updates. Return the losses (empty without labels)."""
-    with client.watch.measure("sampling"):
-        batch = client.learner.gather(sample)
+    sample, batch = current.sample, current.gather()
     client.learner.set_learning_rate(sample.round)
     present = draw_present(client.config, client.identity.num_clients, sample.round)
     aggregation = client.learner.aggregation.among(len(present))
     if client.identity.index not in present:
-        return (yield from client_absent_round(client, sample, upcoming, aggregation))
+        return (yield from client_absent_round(client, batch, upcoming, aggregation))
     if client.config.train.backward == "joint":
         return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
@@ -94,15 +98,14 @@ def client_round(client: Client, sample: Sample, upcoming: Sample | None) -> Scr
 
 
 def client_absent_round(
-    client: Client, sample: Sample, upcoming: Sample | None, aggregation: Aggregation
+    client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
 ) -> Script[list[float]]:
     """Follow a round without contributing to it and without taking a step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
     """
-    batch, layers = client.learner.gather(sample), client.config.model.aggregation_layers
-    num_rows = {layer: len(sample.nodes[layer + 1]) for layer in layers}
-    joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, sample.round), num_rows, upcoming)
+    num_rows = {layer: len(batch.nodes[layer + 1]) for layer in client.config.model.aggregation_layers}
+    joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, batch.round), num_rows, upcoming)
     if client.config.train.backward == "joint":
         return (yield from await_backward(client, batch, joint, aggregation))
     losses: list[float] = []

@@ -72,7 +72,6 @@ def client_training(client: Client) -> Script[None]:
             lambda window: client_sampling(client, window, draw_batches(client, examples, window)),
             lambda window, samples: client_rounds(client, samples),
         )
-    client.learner.forget_gathered()
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:

@@ -73,7 +73,6 @@ def take_warm_steps(client: Client) -> Script[None]:
         learner.set_weights(fixed)
         progress.warm_steps = index + 1
         if progress.warm_steps == train.warm_start:
-            learner.forget_gathered()
             learner.optimizer.restore({})
         if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # a race saves rounds only
             yield Save(client.state)
