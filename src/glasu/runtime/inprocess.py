@@ -84,8 +84,17 @@ class Running:
             self.perform(action)
         return action
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the script waits for a message or has finished."""
+        return isinstance(self.action, Receive | Finished)
+
     def run(self, inbox: deque[Message]) -> list[Message]:
-        """Run until the script needs a message that has not arrived; return the messages that it sends."""
+        """Run until the script needs a message that has not arrived; return the messages that it sends.
+
+        A script that sends nothing pauses at the end of each round or warm step. So clients that train alone stay in
+        the same round, and a checkpoint of all of them is possible.
+        """
         sent: list[Message] = []
         while not isinstance(self.action, Finished):
             reply: Any = None
@@ -94,16 +103,12 @@ class Running:
                     break
                 reply = inbox.popleft()
                 self.action.check(type(reply), reply.key)
-            if isinstance(self.advance(reply), Send):
-                sent.append(self.action.message)
+            action = self.advance(reply)
+            if isinstance(action, Send):
+                sent.append(action.message)
+            elif isinstance(action, RoundDone | WarmStepDone) and not sent:
+                break
         return sent
-
-    def run_round(self) -> bool:
-        """Run a script without messages to the end of its round or warm step; return whether it continues."""
-        while not isinstance(self.advance(), Finished):
-            if isinstance(self.action, RoundDone | WarmStepDone):
-                return True
-        return False
 
 
 def run_together(
@@ -123,7 +128,7 @@ def run_together(
         clients: the clients, in client order.
         traffic: counts messages.
         each: `map`, or a function like it that runs clients in parallel.
-        before_sending: called before the messages of a turn are delivered; it waits for checkpoints.
+        before_sending: called before messages of clients are delivered; it waits for checkpoints.
         carry: maps every message to the one that is delivered; None: no change.
         deliver: replaces a message of the server to one client. A server that sends different messages to different
             clients is simulated in this way.
@@ -134,14 +139,14 @@ def run_together(
 
     def take_turn() -> None:
         """Let all clients run until they wait, and deliver their messages."""
-        sent = list(each(Running.run, clients, outboxes))
-        if before_sending is not None:  # a checkpoint must be durable before later messages are delivered
-            before_sending()
-        for inbox, messages in zip(inboxes, sent, strict=True):
-            for message in messages if carry is None else map(carry, messages):
-                if record is not None:
-                    record(message, SERVER)
-                inbox.append(message)
+        for sent in run_until_blocked(clients, outboxes, each):
+            if before_sending is not None and any(sent):
+                before_sending()  # a checkpoint must be durable before later messages are delivered
+            for inbox, messages in zip(inboxes, sent, strict=True):
+                for message in messages if carry is None else map(carry, messages):
+                    if record is not None:
+                        record(message, SERVER)
+                    inbox.append(message)
 
     def receive(request: Receive) -> list[Message]:
         if not all(inboxes):
@@ -180,8 +185,16 @@ def run_together(
 
 
 def run_alone(clients: Sequence[Running], each: Map = map) -> None:
-    """Run clients that send nothing to the end. All clients finish a round before the next one starts."""
-    running = list(clients)
-    while running:
-        continues = list(each(Running.run_round, running))
-        running = [client for client, more in zip(running, continues, strict=True) if more]
+    """Run clients that exchange no messages to the end."""
+    for sent in run_until_blocked(clients, [deque() for _ in clients], each):
+        assert not any(sent), "clients without a server must not send messages"
+
+
+def run_until_blocked(
+    clients: Sequence[Running], inboxes: Sequence[deque[Message]], each: Map
+) -> Iterator[list[list[Message]]]:
+    """Run clients until all of them wait for messages or have finished; yield what each one sends before a pause."""
+    while True:
+        yield list(each(Running.run, clients, inboxes))
+        if all(client.is_blocked for client in clients):
+            return

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, list_candidates, resolve
@@ -29,13 +28,10 @@ from glasu.model.backbones import find_backbone
 from glasu.model.layers import Convolution
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
-from glasu.protocol.key_agreement import needs_keys
-from glasu.protocol.once import client_lower_stage, client_release, server_release
-from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, Script, WarmStepDone
+from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, WarmStepDone
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
-from glasu.protocol.training import client_result, client_script, client_training, server_result, server_script
-from glasu.protocol.warm_start import draw_common_classifier, take_warm_steps
+from glasu.protocol.training import client_script, server_script
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
@@ -200,7 +196,7 @@ def make_clients(
     """Build one client per party from a resolved config and checked parties."""
     secrets = secrets or {}
     names = [party.name for party in parties]
-    clients = [
+    return [
         Client(
             config,
             party,
@@ -213,11 +209,6 @@ def make_clients(
         )
         for index, party in enumerate(parties)
     ]
-    if needs_keys(config):  # warm steps need the run key, and they come before all messages
-        for client in clients:
-            client.keys.adopt_run_key(clients[0].keys.derive_run_key())
-            draw_common_classifier(client)
-    return clients
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
@@ -364,31 +355,19 @@ def _run_scripts(
                 action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 
-    def run(script: Callable[[Client], Script[Any]]) -> list[Running]:
-        return [Running(client.name, script(client), client.watch, partial(perform, client.name)) for client in clients]
-
     def settle() -> None:
         if checkpoints is not None:
             checkpoints.settle()
         sync_ledgers(clients)
 
-    def run_with_server(script: Script[None], running: list[Running]) -> None:
-        serving = Running("server", script, telemetry.watch, partial(perform, None), "communication")
-        run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
-
-    if alone:  # all parties finish a round before one starts the next, so that checkpoints hold equal rounds
-        run_alone(run(partial(client_lower_stage, train=client_training)), each)
-    elif server is not None and not server.progress.round and len(list_candidates(server.requested)) == 1:
-        # The same for warm steps, if there are any. In a race, they belong to one candidate.
-        run_alone(run(take_warm_steps), each)
-    if server is not None and clients[0].stages is not None:
-        run_with_server(server_release(server), run(client_release))
-        run_alone(run(client_training), each)
-        run_with_server(server_result(server), run(client_result))
-    elif server is not None:
-        run_with_server(server_script(server), run(client_result if alone else client_script))
+    running = [
+        Running(client.name, client_script(client), client.watch, partial(perform, client.name)) for client in clients
+    ]
+    if server is None:
+        run_alone(running, each)
     else:
-        run_alone(run(client_result if alone else client_script), each)
+        serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
+        run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:
