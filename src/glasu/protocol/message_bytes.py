@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,9 @@ from glasu.wire.message_key import Key
 MAGIC, VERSION = b"GLSU", 4  # the version changes with the layout of headers and sections; older ones are not read
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
+TAG_CODES = {tag: code for code, tag in enumerate(TAGS)}
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
+ITEM_SIZES = tuple(np.dtype(name).itemsize for name in DTYPES)
 Buffer = bytes | bytearray | memoryview
 
 
@@ -52,16 +55,22 @@ def encode(message: Message) -> bytes:
     count = length = 0
     for name, content in message.contents().items():
         for array in content.to_sections(getattr(message, name)):
-            dtype = DTYPES.index(array.dtype.newbyteorder("<").str)
+            dtype = _find_dtype_code(array.dtype)
             columns = array.shape[1] if array.ndim == 2 else 0
             body += [
-                SECTION.pack(TAGS.index(content.tag), dtype, len(array), columns),
+                SECTION.pack(TAG_CODES[content.tag], dtype, len(array), columns),
                 np.ascontiguousarray(array, DTYPES[dtype]).data,
             ]
             count += 1
             length += SECTION.size + array.nbytes
     header = HEADER.pack(MAGIC, VERSION, CODES[type(message)], count, message.key.pack(), length)
     return b"".join((header, *body))
+
+
+@cache
+def _find_dtype_code(dtype: np.dtype[Any]) -> int:
+    """Return the position of a dtype in DTYPES; arrays are sent in little-endian order."""
+    return DTYPES.index(dtype.newbyteorder("<").str)
 
 
 def read_header(data: Buffer, size: int) -> Head:
@@ -113,8 +122,8 @@ def decode(data: Buffer, head: Head | None = None) -> Message:
         raise ProtocolError(f"{head}: {error}") from None
 
 
-def _read_sections(data: memoryview, count: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield the tag and the array of every section."""
+def _read_sections(data: memoryview, count: int) -> Iterator[tuple[int, str, NDArray[Any]]]:
+    """Yield the tag, the dtype and the array of every section."""
     position = HEADER.size
     for index in range(count):
         if position + SECTION.size > len(data):
@@ -127,19 +136,19 @@ def _read_sections(data: memoryview, count: int) -> Iterator[tuple[int, NDArray[
         if dtype >= len(DTYPES):
             raise ProtocolError(f"section {index} of unknown dtype {dtype}: expected 0..{len(DTYPES) - 1}.")
         values = rows * max(1, columns)
-        size = values * np.dtype(DTYPES[dtype]).itemsize
+        size = values * ITEM_SIZES[dtype]
         if position + size > len(data):
             raise ProtocolError(f"section {index} declares {size} bytes, but {len(data) - position} are left.")
         array = np.frombuffer(data, DTYPES[dtype], values, position)
         if not array.flags.aligned:  # possible from the second section on
             array = array.copy()
-        yield tag, array.reshape(rows, columns) if columns else array
+        yield tag, DTYPES[dtype], array.reshape(rows, columns) if columns else array
         position += size
     if position != len(data):
         raise ProtocolError(f"message carries {len(data) - position} bytes after its last section; expected none.")
 
 
-def _build_message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Message:
+def _build_message(head: Head, sections: list[tuple[int, str, NDArray[Any]]]) -> Message:
     """Build a message from its sections, in the order of its fields."""
     contents = head.kind.contents()
     variable = any(isinstance(content, NodeSetsField) for content in contents.values())
@@ -149,12 +158,11 @@ def _build_message(head: Head, sections: list[tuple[int, NDArray[Any]]]) -> Mess
     for content in contents.values():
         count = len(sections) if isinstance(content, NodeSetsField) else 1
         taken, sections = sections[:count], sections[count:]
-        for tag, array in taken:
-            if tag >= len(TAGS) or TAGS[tag] != content.tag or array.dtype.newbyteorder("<").str not in content.dtypes:
+        for tag, dtype, _ in taken:
+            if tag != TAG_CODES[content.tag] or dtype not in content.dtypes:
                 known = TAGS[tag] if tag < len(TAGS) else tag
                 raise ProtocolError(
-                    f"expected a {content.tag} section of {' or '.join(content.dtypes)}, got {known} of "
-                    f"{array.dtype.str}."
+                    f"expected a {content.tag} section of {' or '.join(content.dtypes)}, got {known} of {dtype}."
                 )
-        values.append(content.from_sections([array for _, array in taken]))
+        values.append(content.from_sections([array for *_, array in taken]))
     return head.kind(head.key, *values)
