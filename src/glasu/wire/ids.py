@@ -25,6 +25,8 @@ _STEPS = np.array([2 ** (7 * count) for count in range(1, MOST_BYTES)], np.int64
 def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
     """Return distinct, increasing ids as bytes."""
     gaps = _find_gaps(nodes)
+    if gaps.max(initial=0) < 0x80:  # one byte each: the usual case
+        return gaps.astype(np.uint8)
     lengths = 1 + np.searchsorted(_STEPS, gaps, side="right")
     ends = np.cumsum(lengths)
     result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
@@ -71,6 +73,8 @@ def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]
 
 def _read_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
     """Return the complete gaps in these bytes, and the number of bytes they take; the last gap may be incomplete."""
+    if data.max(initial=0) < 0x80:  # every gap has one byte: the usual case
+        return data.astype(np.int64), len(data)
     ends = np.flatnonzero(data < 0x80)
     size = int(ends[-1]) + 1 if len(ends) else 0
     starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
