@@ -94,12 +94,11 @@ class TrafficCounter:
         """Count a message from one client."""
         self.bytes_to_server += self._count(message, "server")
         assert self._last is not None
-        self.headers_to_server += sum(size for kind, size in self._last[1] if kind == "header")
+        self.headers_to_server += self._last[1][0][1]  # `Message.measure` returns the header first
 
     def count_to_clients(self, message: Message, num_clients: int = 1) -> None:
         """Count a message that `num_clients` clients receive."""
-        for _ in range(num_clients):
-            self.bytes_to_clients += self._count(message, "client")
+        self.bytes_to_clients += self._count(message, "client", num_clients)
 
     def exchange(self, key: Key, *, rides: bool = False) -> None:
         """Count the exchange that this answer completes.
@@ -119,21 +118,23 @@ class TrafficCounter:
         self.exchanges_by_phase[phase] += 1
         wire_log.debug("exchange phase=%s", phase)
 
-    def _count(self, message: Message, receiver: str) -> int:
+    def _count(self, message: Message, receiver: str, copies: int = 1) -> int:
+        """Count the copies of a message, and return their bytes."""
         if self._last is None or message is not self._last[0]:
             self._last = message, message.measure()
         total = 0
         for kind, size in self._last[1]:
-            self.by_kind[kind] += size
+            self.by_kind[kind] += copies * size
             total += size
-        self.by_phase[message.key.phase.reported] += total
-        self.messages += 1
+        self.by_phase[message.key.phase.reported] += copies * total
+        self.messages += copies
         if wire_log.isEnabledFor(logging.DEBUG):
             key, name = message.key, type(message).__name__
             client = "all" if key.client == SERVER else key.client % TO_ONE
             about = f"phase={key.phase.name.lower()} round={key.round} layer={key.layer} chunk={key.chunk}"
-            wire_log.debug("to=%s kind=%s %s client=%s bytes=%d", receiver, name, about, client, total)
-        return total
+            for _ in range(copies):
+                wire_log.debug("to=%s kind=%s %s client=%s bytes=%d", receiver, name, about, client, total)
+        return copies * total
 
 
 @dataclass(frozen=True)
