@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from glasu.network.admission import Admission
+from glasu.network.admission_policy import Collect, Refuse, ServedRun
 from glasu.network.facts import collect_server_facts
 from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_process, note_welcome
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.witness import Witness
 from glasu.records import to_plain
 from support.controls import pack_control
 from support.tiny import tiny
@@ -20,9 +24,12 @@ FACTS = collect_server_facts("training", parties=2)
 
 @pytest.fixture
 def admission(tmp_path):
-    state = open_serving(tmp_path)
-    config, _ = tiny()
-    return Admission(FACTS, config, "ab", "00" * 12, Fence(state), lambda: {0: "start"})
+    state, served = open_serving(tmp_path), make_served_run()
+    return Admission(served, Refuse(served, Fence(state), Witness(state, served.run)))
+
+
+def make_served_run():
+    return ServedRun(FACTS, tiny()[0], ("a", "b"), "00" * 12, lambda: {0: "start"})
 
 
 def hello(**changes):
@@ -38,6 +45,46 @@ def refusal_of(admission, payload):
 def test_a_process_with_a_common_checkpoint_is_admitted(admission):
     welcome = admission.admit("b", hello(rounds={0: "start", 7: "x"}), closing=False)
     assert (welcome["index"], welcome["roster"], welcome["run"]) == (1, ["a", "b"], "00" * 12)
+
+
+DIFFERENCES = {
+    "no process": {"process": None},
+    "another version": {"facts": replace(FACTS, glasu="0.0.0")},
+    "another run": {"run": "11" * 12},
+    "another wanted run": {"only": "11" * 12},
+    "no common checkpoint": {"rounds": {}},
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_the_policy_refuse_refuses_a_difference_that_the_policy_collect_admits(difference, admission, tmp_path):
+    payload = hello(**{"rounds": {0: "start"}, **DIFFERENCES[difference]})
+    assert refusal_of(admission, payload).code != Code.OTHER_PURPOSE
+    collecting = Admission(make_served_run(), Collect())
+    assert collecting.admit("a", payload, closing=False)["index"] == 0
+    other = replace(FACTS, nodes=5, glasu="0.0.0")
+    statement = to_plain(StatementPayload(facts=other, digest="of other settings"))  # and without a ledger
+    assert collecting.prepare("a", statement) == ()
+    assert collecting.statements["a"].facts == other
+    assert not any(tmp_path.iterdir())  # neither policy has recorded a process
+
+
+def test_no_policy_admits_a_process_with_another_purpose(admission):
+    payload = hello(facts=replace(FACTS, purpose="prediction"), rounds={0: "start"})
+    assert refusal_of(admission, payload).code == Code.OTHER_PURPOSE
+    assert refusal_of(Admission(make_served_run(), Collect()), payload).code == Code.OTHER_PURPOSE
+
+
+def test_only_the_policy_refuse_records_the_admitted_process(admission, tmp_path):
+    Admission(make_served_run(), Collect()).admit("a", hello(rounds={0: "start"}), closing=False)
+    assert open_serving(tmp_path).value.processes == {}
+    admission.admit("a", hello(rounds={0: "start"}), closing=False)
+    assert open_serving(tmp_path).value.processes["a"].name == "p"
+
+
+def test_only_the_policy_collect_states_the_time_of_the_server(admission):
+    assert "now" not in admission.admit("a", hello(rounds={0: "start"}), closing=False)
+    assert Admission(make_served_run(), Collect()).admit("a", hello(), closing=False)["now"] > 0
 
 
 def test_a_party_without_an_intact_checkpoint_is_told_that_it_has_none(admission):

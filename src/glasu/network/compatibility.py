@@ -1,7 +1,7 @@
 """Compare the facts and settings of all roles before a run begins. Torch is not loaded here.
 
-There is one list of rules and two policies. Training and prediction refuse the first role that differs. The dry run
-collects all differences as findings; it refuses only another purpose.
+There is one list of rules and two policies (`admission_policy.py`). Training, prediction and alignment refuse the first
+role that differs. The dry run collects all differences as findings; it refuses only another purpose.
 """
 
 from __future__ import annotations

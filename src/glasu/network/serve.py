@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, ProtocolError, TrainingError
 from glasu.network.admission import Admission
+from glasu.network.admission_policy import AdmissionPolicy, Refuse, ServedRun
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
@@ -48,31 +49,17 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
     goodbye_seconds = 10.0  # time for the parties to receive the end of the run and to disconnect
 
-    def __init__(
-        self,
-        options: ServeOptions,
-        facts: Facts,
-        config: RunConfig,
-        run: str,
-        state: StateFile[ServingRecord] | None,
-        scope: str = "",
-    ) -> None:
+    def __init__(self, options: ServeOptions, served: ServedRun, policy: AdmissionPolicy) -> None:
         """Prepare for the parties of the roster.
 
         Args:
             options: the options of the command.
-            facts: the facts of the server.
-            config: the settings that the parties receive.
-            run: the id of the run.
-            state: records the admitted processes and the ledgers; None in a dry run, which admits all processes.
-            scope: the training that the parties take part in; empty in an alignment and in a dry run.
+            served: the run that the parties are offered.
+            policy: what the server does with a process that differs from the run.
         """
-        self.options, self.config, self.run = options, config, run
+        self.options, self.config, self.run = options, served.config, served.run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
-        fence = None if state is None else Fence(state)
-        self.witness = None if state is None else Witness(state, scope)
-        self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished
-        self.admission = Admission(facts, config, options.kit.roster, run, fence, self.rounds, self.witness)
+        self.admission = Admission(served, policy)
 
     @property
     def is_finished(self) -> bool:
@@ -101,9 +88,9 @@ class ServerPurpose(ABC, Generic[ReportT]):
         """Pass an event of the script to the observer."""
         self.options.emit(event)
 
+    @abstractmethod
     def build_farewell(self, report: ReportT) -> Payload:
-        """Return the payload of the goodbye to every party: the last heads of all ledgers."""
-        return to_plain(FarewellPayload(ledgers=self.ledgers))
+        """Return the payload of the goodbye to every party."""
 
     def close(self, *, finished: bool) -> None:
         """Stop threads and close files. `finished` is True if every party has its results."""
@@ -114,7 +101,33 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
 
 class ScriptPurpose(ServerPurpose[ReportT]):
-    """A purpose that runs a script with the parties, in attempts: training, prediction, alignment."""
+    """A purpose that runs a script with the parties, in attempts: training, prediction, alignment.
+
+    It refuses parties that differ, and records the admitted processes and the heads of the parties' ledgers.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        facts: Facts,
+        config: RunConfig,
+        run: str,
+        state: StateFile[ServingRecord],
+        scope: str = "",
+    ) -> None:
+        """Prepare for the parties of the roster.
+
+        Args:
+            options: the options of the command.
+            facts: the facts of the server.
+            config: the settings that the parties receive.
+            run: the id of the run.
+            state: records the admitted processes and the ledgers.
+            scope: the training that the parties take part in; empty in an alignment.
+        """
+        served, self.witness = ServedRun(facts, config, options.kit.roster, run, self.rounds), Witness(state, scope)
+        super().__init__(options, served, Refuse(served, Fence(state), self.witness))
+        self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished
 
     @property
     def progress(self) -> Progress | None:
@@ -146,8 +159,11 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         self._keep_heads(self.ledgers)
 
     def _keep_heads(self, heads: Mapping[str, SignedHead]) -> None:
-        if self.witness is not None:
-            self.witness.keep({party: signed.head for party, signed in heads.items()})
+        self.witness.keep({party: signed.head for party, signed in heads.items()})
+
+    def build_farewell(self, report: ReportT) -> Payload:
+        """Return the payload of the goodbye to every party: the last heads of all ledgers."""
+        return to_plain(FarewellPayload(ledgers=self.ledgers))
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for these parties and the counts in their statements; return it with the message limits."""

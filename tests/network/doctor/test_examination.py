@@ -19,6 +19,7 @@ from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.network.admission import Admission
+from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.client_session import ClientSession
 from glasu.network.connection import Dialing
 from glasu.network.doctor.party import DryRunParty, join_dry_run
@@ -165,7 +166,9 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
-    admission = Admission(collect_server_facts("dry run"), practice.config, "abc", "dry-run", None, dict)
+    admission = Admission(
+        ServedRun(collect_server_facts("dry run"), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
+    )
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
     everything = json.dumps(sent)

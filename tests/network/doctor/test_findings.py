@@ -16,6 +16,7 @@ import pytest
 from glasu.data.graph import Graph
 from glasu.data.party import Splits
 from glasu.network.admission import Admission
+from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.doctor import machine
 from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.facts import collect_server_facts
@@ -89,7 +90,9 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 
 @contextmanager
 def doctor_at(kits):
-    admission = Admission(collect_server_facts("dry run"), settings(), "abc", "dry-run", None, dict)
+    admission = Admission(
+        ServedRun(collect_server_facts("dry run"), settings(), ("a", "b", "c"), "dry-run", dict), Collect()
+    )
     session = ServerSession("abc", admission, "dry-run", wait=60.0, log=LOG)
     with Listener(session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:
         listener.start()

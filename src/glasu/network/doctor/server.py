@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from glasu.errors import AbsenceError
+from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.compatibility import collect_findings, prepare_config_for_network
 from glasu.network.doctor.machine import check_disk, check_server_folder
 from glasu.network.facts import Purpose, collect_server_facts
@@ -22,7 +23,7 @@ ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, a
 
 
 class DryRunServer(ServerPurpose[Diagnosis]):
-    """The server of a dry run. It takes no part in fencing, begins no attempt and writes no state."""
+    """The server of a dry run. It collects differences, takes no incarnation, begins no attempt and writes no state."""
 
     goodbye_seconds = 2.0
 
@@ -34,7 +35,8 @@ class DryRunServer(ServerPurpose[Diagnosis]):
         )
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
-        super().__init__(options, self._facts, config, DRY_RUN, state=None)
+        served = ServedRun(self._facts, config, options.kit.roster, DRY_RUN, self.rounds)
+        super().__init__(options, served, Collect())
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Diagnosis:
         """Wait for the statements of all parties, or for `options.wait` seconds; return the diagnosis."""

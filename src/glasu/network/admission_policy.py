@@ -1,0 +1,224 @@
+"""What the server does with a process that differs from the run: the policies `Refuse` and `Collect`.
+
+policy     a difference                        the admitted process       used by
+Refuse     raises RefusalError                 is durable (fencing)       training, prediction, alignment
+Collect    becomes a finding of the diagnosis  is not recorded            dry run
+
+The rules are the same: `compatibility.py` lists them once.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from glasu.config import RunConfig, resolve
+from glasu.errors import ConfigError
+from glasu.network.compatibility import (
+    THE_SERVER,
+    compare_settings,
+    describe_builds,
+    refuse_differences,
+    refuse_missing_facts,
+    refuse_settings,
+)
+from glasu.network.facts import Facts, resolve_tags
+from glasu.network.fencing import Fence
+from glasu.network.handshake import SAME_VERSION, Code, HelloPayload, RefusalError, StatementPayload
+from glasu.network.log_lines import make_printable
+from glasu.network.witness import Witness
+
+FINISHED_ANSWERS = {  # by purpose: the answer to a process that connects when all parties have their results
+    "training": "this run is finished; --fresh at the server starts another.",
+    "prediction": "this prediction is complete; to predict again, start `glasu serve --predict` and all parties.",
+    "alignment": "this alignment is complete; to align again, start `glasu serve --align` and all parties.",
+}
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """The run that a server offers to the parties."""
+
+    facts: Facts  # the facts of the server
+    config: RunConfig  # the settings that a welcome offers
+    roster: tuple[str, ...]  # the parties in client order
+    run: str  # the id of the run
+    rounds: Callable[[], Mapping[int, str]]  # returns the server's checkpoints and their digests
+
+
+class AdmissionPolicy(ABC):
+    """What the server does with the differences of a process, and what it records about the process."""
+
+    @abstractmethod
+    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
+        """Check the hello of a process with the same purpose, and record the process.
+
+        Args:
+            party: the party that connects.
+            hello: what its process states.
+            others: the facts of the server and of the other admitted parties, by name.
+            closing: whether all parties have their results.
+        """
+
+    @abstractmethod
+    def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
+        """Compare all facts of a prepared party with those of the server and of the other parties."""
+
+    @abstractmethod
+    def check_statement(
+        self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
+    ) -> Sequence[str]:
+        """Check the other parts of a statement; return warnings for the logs.
+
+        Args:
+            party: the party that is prepared.
+            stated: its statement.
+            earlier: the statements of the prepared parties, by name, perhaps with an earlier one of this party.
+        """
+
+    @abstractmethod
+    def withdraw(self, party: str) -> None:
+        """Forget the admitted process of a party."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Record that an attempt begins with the admitted processes."""
+
+    @abstractmethod
+    def read_clock(self) -> float | None:
+        """Return the time that a welcome states; None: it states none."""
+
+
+class Collect(AdmissionPolicy):
+    """Admit every process with the same purpose, and write no state.
+
+    The dry run compares the collected statements at its end (`compatibility.collect_findings`).
+    """
+
+    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
+        """Admit the process. It has no fencing token."""
+
+    def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
+        """Accept all facts."""
+
+    def check_statement(
+        self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
+    ) -> Sequence[str]:
+        """Accept the statement."""
+        return ()
+
+    def withdraw(self, party: str) -> None:
+        """Do nothing: no process was recorded."""
+
+    def settle(self) -> None:
+        """Do nothing: a dry run begins no attempt."""
+
+    def read_clock(self) -> float:
+        """Return the server's time, because every party of a dry run compares it with its own clock."""
+        return time.time()
+
+
+class Refuse(AdmissionPolicy):
+    """Refuse the first difference, and record the admitted process durably."""
+
+    def __init__(self, served: ServedRun, fence: Fence, witness: Witness) -> None:
+        """Refuse processes that do not fit a run.
+
+        Args:
+            served: the run.
+            fence: records the admitted processes.
+            witness: records the heads of the parties' ledgers.
+        """
+        self._served, self._fence, self._witness = served, fence, witness
+
+    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
+        """Record the process durably as the party's only one, or raise RefusalError."""
+        if hello.process is None:
+            raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
+        self._fence.check(party, hello.process)
+        self._check_run(hello)
+        if not closing:
+            refuse_differences(party, hello.facts, others)
+            self._check_rounds(hello)
+        elif hello.finished is None:
+            raise RefusalError(Code.RUN_FINISHED, FINISHED_ANSWERS[self._served.facts.purpose])
+        # Durable before the welcome is sent: a server that crashed after sending it would otherwise admit an older
+        # process, and two processes of the party would take part in the run.
+        self._fence.admit(party, hello.process)
+
+    def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
+        """Raise RefusalError if a fact differs or is missing."""
+        compared = resolve_tags({**others, party: facts})
+        refuse_differences(party, compared.pop(party), compared)
+        refuse_missing_facts(party, facts, self._served.facts)
+
+    def check_statement(
+        self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
+    ) -> Sequence[str]:
+        """Raise RefusalError if the settings or the ledger do not fit; the first time, return warnings about builds."""
+        self._check_settings(party, stated)
+        if stated.ledger is None:
+            raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
+        self._witness.check(party, stated.ledger.head)
+        if party in earlier:
+            return ()
+        known = {THE_SERVER: self._served.facts, **{name: each.facts for name, each in earlier.items()}}
+        return describe_builds(party, stated.facts, known)
+
+    def withdraw(self, party: str) -> None:
+        """Restore the process before the admitted one, unless an attempt has begun."""
+        self._fence.withdraw(party)
+
+    def settle(self) -> None:
+        """Make the admitted processes final."""
+        self._fence.settle()
+
+    def read_clock(self) -> None:
+        """State no time: a run does not depend on the clocks of the roles."""
+
+    def _check_run(self, hello: HelloPayload) -> None:
+        run = self._served.run
+        if hello.only not in (None, run):
+            raise RefusalError(
+                Code.UNWANTED_RUN,
+                f"it was started for run {make_printable(hello.only, 64)} (--run), and this is run {run}. Check the "
+                "address of the server and the id.",
+            )
+        if hello.run not in (None, run):
+            raise RefusalError(
+                Code.OTHER_RUN,
+                f"its --out folder holds a part of run {make_printable(hello.run, 64)}, and this server serves run "
+                f"{run}. Check the server's --out. To take part in the new run, choose another --out at this party, or "
+                "start over there with --fresh.",
+            )
+
+    def _check_rounds(self, hello: HelloPayload) -> None:
+        own = self._served.rounds()
+        if hello.fresh and (saved := max(own, default=0)):
+            raise RefusalError(
+                Code.RUN_STARTED,
+                f"it wants to start over (--fresh), and this run is past round {saved}; nothing was removed. To "
+                "continue, remove --fresh at this party. To start over, start the server with --fresh as well.",
+            )
+        if not set(hello.rounds) & set(own):
+            here, there = (", ".join(map(str, rounds)) or "none" for rounds in (own, hello.rounds))
+            raise RefusalError(
+                Code.NO_COMMON_CHECKPOINT,
+                f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
+                "--out folder that lost them, or start over with --fresh at the server and at every party.",
+            )
+
+    def _check_settings(self, party: str, stated: StatementPayload) -> None:
+        nodes = stated.facts.nodes  # None in an alignment, whose settings do not depend on the number of nodes
+        offered = self._served.config
+        try:
+            config = offered if nodes is None else resolve(offered, nodes)[0]
+        except ConfigError as error:  # no settings fit a graph of this size
+            raise RefusalError(Code.INVALID_SETTINGS, error.public_message) from None
+        if stated.digest == config.digest():
+            return
+        differences = compare_settings({THE_SERVER: config.flatten(), party: stated.settings})
+        refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}")
+        raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")
