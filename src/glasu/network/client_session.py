@@ -198,7 +198,7 @@ class ClientSession:
                 self._machine.advance(PeerEvent.PROPOSE)
                 raise NewAttempt(message)
             case control.StatementRequest(shares):
-                self._machine.advance(PeerEvent.REGATHER)
+                self._machine.advance(PeerEvent.COMPARE if shares else PeerEvent.REGATHER)
                 if shares:
                     self._handshake.store_shares(shares)
                 if self._check_limits is not None:

@@ -31,6 +31,7 @@ from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
+NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # its next statement is still to come
 RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
@@ -153,7 +154,7 @@ class PeerFrames:
             why = f"a newer process of party {peer.name!r} has replaced it."
             peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))
         peer.machine.advance(PeerEvent.ADMIT)
-        peer.channel, peer.receipts, peer.refusal, peer.was_asked = Channel(hello.process), Receipts(), "", False
+        peer.channel, peer.receipts, peer.refusal = Channel(hello.process), Receipts(), ""
         self._bind_stream(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
@@ -182,7 +183,7 @@ class PeerFrames:
         if not isinstance(message, control.Confirmation | control.PartyResult):
             raise control.refuse_control(message)
         attempt = self._roster.attempt
-        if attempt is None or message.attempt != attempt.number or peer.state is PeerState.CONNECTED:
+        if attempt is None or message.attempt != attempt.number or peer.state in NOT_PREPARED:
             return  # the message belongs to an attempt that is over
         if isinstance(message, control.PartyResult):
             peer.machine.advance(PeerEvent.FINISH)
@@ -197,6 +198,7 @@ class PeerFrames:
             peer.machine.advance(PeerEvent.CONFIRM)
 
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
+        before = peer.state
         peer.machine.advance(PeerEvent.PREPARE)
         if peer.state is PeerState.DISMISSED:
             return  # the run ended while the statement was in transit
@@ -206,9 +208,8 @@ class PeerFrames:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        if not peer.was_asked:  # otherwise this was logged before
+        if before is not PeerState.COMPARING:  # otherwise this was logged before
             self._roster.log.write(f"{peer.name}: prepared.", peer.name)
-        peer.was_asked = False
         for line in lines:
             self._roster.announce(line, about=peer.name)
         self._roster.ask_to_compare()

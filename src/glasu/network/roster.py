@@ -96,7 +96,6 @@ class Peer:
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
     refusal: str = ""  # why its last process was refused
-    was_asked: bool = False  # whether it was asked to compare its ids and has not answered yet
     result: Payload = field(default_factory=dict)  # its report when it finished
 
     @property
@@ -107,16 +106,16 @@ class Peer:
     def is_connected(self) -> bool:
         return self.stream is not None
 
-    def ask_again(self, shares: Mapping[str, IdShare] | None = None) -> None:
-        """Ask for another statement, if the party has stated or done something in this run.
-
-        Args:
-            shares: the shares of all parties with which it must compare its ids; None: no comparison.
-        """
+    def ask_again(self) -> None:
+        """Ask for another statement, if the party has stated or done something in this run."""
         if self.machine.allows(PeerEvent.REGATHER):
             self.machine.advance(PeerEvent.REGATHER)
-            self.was_asked = shares is not None
-            self.send_control(StatementRequest(shares or {}))
+            self.send_control(StatementRequest({}))
+
+    def ask_to_compare(self, shares: Mapping[str, IdShare]) -> None:
+        """Ask a prepared party to compare its ids with those of the parties whose shares these are."""
+        self.machine.advance(PeerEvent.COMPARE)
+        self.send_control(StatementRequest(shares))
 
     @property
     def has_heard_all(self) -> bool:
@@ -273,14 +272,14 @@ class Roster:
 
         Parties are asked one after the other, in the order of their admission. So if two differ, the later is refused.
         """
-        asked = any(peer.was_asked and peer.state is PeerState.CONNECTED for peer in self.present)
-        if asked or self.run.state is not RunState.GATHERING:
+        is_comparing = any(peer.state is PeerState.COMPARING for peer in self.present)
+        if is_comparing or self.run.state is not RunState.GATHERING:
             return
         prepared = [peer.name for peer in self.present if peer.state is PeerState.PREPARED]
         found = self._handshake.find_comparison(prepared)
         if found is not None:
             party, shares = found
-            self.peers[party].ask_again(shares)
+            self.peers[party].ask_to_compare(shares)
 
     def _seconds_left(self, owing: Sequence[Peer]) -> float:
         """Return the seconds until the first party without a stream is overdue."""

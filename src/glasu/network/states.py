@@ -19,6 +19,7 @@ class PeerState(enum.Enum):
     AWAY = "away"  # no process was admitted
     CONNECTED = "connected"  # it was admitted and builds its model
     PREPARED = "prepared"  # it has stated its settings and checkpoints
+    COMPARING = "comparing"  # it received the other parties' shares and compares its ids with theirs
     PROPOSED = "proposed"  # it received the proposal of an attempt
     RUNNING = "running"  # it has confirmed the attempt and exchanges messages
     FINISHED = "finished"  # it has written its results
@@ -34,6 +35,7 @@ class PeerEvent(enum.Enum):
     ADMIT = "admit"  # a new process is welcomed
     PREPARE = "prepare"
     REGATHER = "regather"  # the server asks for a new statement
+    COMPARE = "compare"  # the server asks for a new statement that compares the ids
     PROPOSE = "propose"
     CONFIRM = "confirm"
     FINISH = "finish"
@@ -72,9 +74,11 @@ class RunEvent(enum.Enum):
 
 
 _P, _E = PeerState, PeerEvent
-_ADMITTED = (_P.CONNECTED, _P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)
+_ADMITTED = (_P.CONNECTED, _P.PREPARED, _P.COMPARING, _P.PROPOSED, _P.RUNNING, _P.FINISHED)
 PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.CONNECTED, _E.PREPARE): _P.PREPARED,
+    (_P.PREPARED, _E.COMPARE): _P.COMPARING,
+    (_P.COMPARING, _E.PREPARE): _P.PREPARED,
     (_P.PREPARED, _E.PROPOSE): _P.PROPOSED,
     (_P.PROPOSED, _E.CONFIRM): _P.RUNNING,
     (_P.RUNNING, _E.FINISH): _P.FINISHED,
@@ -86,6 +90,7 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.ABSENT, _E.FAIL): _P.ABSENT,
     # A restarted process replaces the earlier one in any state.
     **{(state, _E.ADMIT): _P.CONNECTED for state in _P},
+    # Not for a party that is CONNECTED or COMPARING: its next statement is still to come.
     **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)},
     **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
     **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
