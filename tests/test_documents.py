@@ -21,9 +21,12 @@ KEYS_OF_SEAMS = {  # seam -> section and key whose value names a choice of the s
     "data": ("data", "name"),
     "encoding": ("wire", "precision"),
     "method": ("train", "method"),
+    "optimizer": ("train", "optimizer"),
     "partition": ("data", "partition"),
     "preset": ("train", "preset"),
+    "profile": ("privacy", "profile"),
     "sampler": ("train", "sampler"),
+    "schedule": ("train", "schedule"),
     "secure aggregation": ("privacy", "secure_aggregation"),
     "task": ("train", "task"),
 }

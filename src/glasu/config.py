@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from glasu import registry
 from glasu.errors import ConfigError
-from glasu.profiles import PROFILES
+from glasu.profiles import Profile
 from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_toml
 
 Part = typing.TypeVar("Part", bound=Checked)
@@ -42,12 +42,10 @@ NOISE_ONLY = (
 WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
 LEFT_OPEN = "keys that train.preset decides"
 MAX_LAYERS = 1000
-RING_BITS = {"fp32": 32, "bf16": 16, "int8": 8}  # by wire.precision: hidden tensors are integers modulo 2^bits
 FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
 FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum: the sum of two reveals each to the other
 SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
-# Keys of [train] that have an effect only with a sampler that samples, and their defaults.
-SAMPLING_ONLY = {"sampling": "node", "blocks": "drawn", "sampled_evaluation": False}
+SAMPLING_ONLY = ("sampling", "blocks", "sampled_evaluation")  # keys of [train] that only a sampler that samples reads
 
 
 class Override(typing.TypedDict):
@@ -157,11 +155,11 @@ class TrainConfig(Checked):
     labels: str = "all"  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # class weights of the loss
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Annotated[str, Choice("optimizer")] = "adam"
     learning_rate: Positive = 0.005
     weight_decay: Annotated[float, Bounds(0)] = 0.001
     momentum: Annotated[float, Bounds(0, 1, ends="[)")] = 0.0  # sgd only
-    schedule: Literal["constant", "step", "cosine"] = "constant"
+    schedule: Annotated[str, Choice("schedule")] = "constant"
     patience: Natural = 4  # evaluations without improvement before the run stops; 0: never
     stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
     seed: Seed = 0
@@ -171,6 +169,16 @@ class TrainConfig(Checked):
     checkpoint_every: Annotated[int, Bounds(0, MAX_COUNT, "0 means never")] = 1
     prefetch: Annotated[int, Bounds(0, 1024, "at most 1024 rounds fit into one message")] = 16
 
+    @property
+    def has_exact_gradients(self) -> bool:
+        """Whether gradients are propagated through the server (`backward = "joint"`)."""
+        return self.backward == "joint"
+
+    @property
+    def releases_once(self) -> bool:
+        """Whether the parties train alone and release one representation (`release = "once"`)."""
+        return self.release == "once"
+
     def _check(self) -> None:
         method = registry.load("method", self.method)
         whole_graph = f'train.sampler="{self.sampler}" reads all nodes'
@@ -178,12 +186,12 @@ class TrainConfig(Checked):
             fits = self.batch_size == "auto" or 0 < self.batch_size <= self.max_nodes
             rule = f"every node set contains the batch, and train.batch_size is {self.batch_size!r}; "
             self._need("max_nodes", fits, rule + "use a smaller batch (0 means all training nodes) or a higher limit.")
-            others = " or ".join(f'"{name}"' for name in registry.choices("sampler") if not reads_whole_graph(name))
+            others = quote(registry.select("sampler", reads_whole_graph=False))
             self._need("max_nodes", not reads_whole_graph(self.sampler), f"{whole_graph}; use {others}.")
         if reads_whole_graph(self.sampler):
             rule = f"has no effect, because {whole_graph}; remove it, or use another sampler."
-            for key, default in SAMPLING_ONLY.items():
-                self._need(key, getattr(self, key) == default, rule)
+            for key in SAMPLING_ONLY:
+                self._need(key, getattr(self, key) == getattr(type(self), key), rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         everywhere = f'train.method="{self.method}" needs labels at every party.'
         self._need("labels", self.labels == "all" or not method.needs_all_labels, everywhere)
@@ -215,7 +223,7 @@ class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
-    profile: Literal["off", "server", "lean", "dp"] = "off"  # a set of settings; see glasu.profiles
+    profile: Annotated[str, Choice("profile")] = "off"  # a set of settings; see glasu.profiles
     secure_aggregation: Annotated[str, Choice("secure aggregation")] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
     dp_clip: Positive = 1.0  # maximum L2 norm of a released row
@@ -248,7 +256,7 @@ class PrivacyConfig(Checked):
 
     def _check(self) -> None:
         # A profile may set the keys that others depend on, so `RunConfig` repeats this after it applied the profile.
-        if self.profile == "off" and (faults := self.list_unused_keys()):
+        if registry.load("profile", self.profile).is_empty and (faults := self.list_unused_keys()):
             raise ConfigError(" ".join(faults))
         for name in ("dp_noise_multiplier", "dp_noise_multiplier_gradients", "dp_noise_multiplier_probabilities"):
             value = getattr(self, name)
@@ -278,8 +286,7 @@ class PrivacyConfig(Checked):
         if name == "blind_server" and self.way_to_hide.hides_sums:
             named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
             return f"has no effect with {named}: the server sees no sums; remove it."
-        listed = " or ".join(f'"{way}"' for way in ways)
-        return f"has no effect without privacy.secure_aggregation = {listed}; remove it, or set that."
+        return f"has no effect without privacy.secure_aggregation = {quote(ways)}; remove it, or set that."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +303,7 @@ class RunConfig:
         self._apply_profile()
         silent = not self.model.aggregation_layers
         method = registry.load("method", self.train.method)
-        if self.train.release == "once":
+        if self.train.releases_once:
             self._check_once(method)
         else:
             self.model.need_layers(silent or self.model.aggregation_layers[-1] == self.model.num_layers - 1)
@@ -305,7 +312,7 @@ class RunConfig:
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
                 'add an aggregation layer, or use labels = "all".'
             )
-        if silent and self.train.backward == "joint" and not method.prescribes("train", "backward"):
+        if silent and self.train.has_exact_gradients and not method.prescribes("train", "backward"):
             raise ConfigError(
                 'train.backward="joint": without aggregation layers there is no server to send gradients to; '
                 'use backward = "local".'
@@ -315,9 +322,10 @@ class RunConfig:
             if silent:
                 raise ConfigError(f"{named}: parties that train alone have no common rounds; remove it.")
             if not registry.load("aggregation", self.model.aggregation).allows_absence:
+                others = quote(registry.select("aggregation", allows_absence=True))
                 raise ConfigError(
                     f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
-                    'be missing; use aggregation = "mean".'
+                    f"be missing; use aggregation = {others}."
                 )
         if self.model.owner_layers and self.train.labels == "all" and not method.prescribes("train", "labels"):
             raise ConfigError(
@@ -340,7 +348,7 @@ class RunConfig:
             self._check_noise(method)
         rule = 'is possible only with train.release = "once", where every party has a classifier; remove it.'
         self.privacy._need(
-            "release_probabilities", self.privacy.release_probabilities or self.train.release == "once", rule
+            "release_probabilities", self.privacy.release_probabilities or self.train.releases_once, rule
         )
 
     def _check_once(self, method: Any) -> None:
@@ -349,7 +357,8 @@ class RunConfig:
         layers, last = model.aggregation_layers, model.num_layers - 1
         if method.prescribes("train", "release"):
             return
-        left_open = "aggregation_layers" not in model.given and train.preset != "none"  # the preset chooses one
+        chooses = registry.load("preset", train.preset).chooses_layer
+        left_open = chooses and "aggregation_layers" not in model.given
         if not left_open and not (len(layers) == 1 and layers[0] < last):
             raise ConfigError(
                 f"model.aggregation_layers={list(layers)}: {named} releases one layer and trains the layers above it; "
@@ -410,12 +419,13 @@ class RunConfig:
                 'train.release = "once".'
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
-        if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
+        if not train.releases_once and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
                 f'train.sampler="{train.sampler}": with {noise} the sampled node sets would be released without '
-                'protection, and they reveal edges; use sampler = "full" or "shared", or one aggregation layer.'
+                f"protection, and they reveal edges; use sampler = {_list_samplers_without_agreement()}, or one "
+                "aggregation layer."
             )
-        if train.release == "rounds" and train.sampled_evaluation:
+        if not train.releases_once and train.sampled_evaluation:
             raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
         if train.party_dropout:
             raise ConfigError(
@@ -425,7 +435,8 @@ class RunConfig:
 
     def _apply_profile(self) -> None:
         """Apply the settings of `privacy.profile`; refuse keys that contradict it, or have no effect with it."""
-        profile, named = PROFILES[self.privacy.profile], f'privacy.profile="{self.privacy.profile}"'
+        profile: Profile = registry.load("profile", self.privacy.profile)
+        named = f'privacy.profile="{self.privacy.profile}"'
         changes: dict[str, dict[str, Any]] = {}
         faults = []
         for section, key, value in profile.list_required(self.model.num_layers):
@@ -456,15 +467,16 @@ class RunConfig:
         train, named = self.train, "wire.feedback=true"
         whole = train.sampler == "auto" or reads_whole_graph(train.sampler)
         if not whole or train.batch_size not in ("auto", 0):
+            others = quote(registry.select("sampler", reads_whole_graph=True))
             raise ConfigError(
                 f"{named}: changes need the same rows in every round, and train.sampler={train.sampler!r} with "
-                f'train.batch_size={train.batch_size!r} draws other rows; use sampler = "full" and batch_size = 0, or '
-                "remove it."
+                f"train.batch_size={train.batch_size!r} draws other rows; use sampler = {others} and batch_size = 0, "
+                "or remove it."
             )
         if not registry.load("aggregation", self.model.aggregation).is_mean:
             raise ConfigError(
                 f'{named}: the server adds changes, and model.aggregation="{self.model.aggregation}" is not a mean; '
-                'use aggregation = "mean".'
+                f"use aggregation = {_list_means()}."
             )
         if train.party_dropout:
             raise ConfigError(
@@ -476,23 +488,25 @@ class RunConfig:
         """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
         train, wire, hiding = self.train, self.wire, f'privacy.secure_aggregation="{self.privacy.secure_aggregation}"'
         aggregation, num_clients = self.model.aggregation, self.data.num_clients
-        if wire.precision not in RING_BITS:
+        precision = registry.load("encoding", wire.precision)
+        if not precision.can_be_hidden:
             raise ConfigError(
-                f"wire.precision={wire.precision!r}: {hiding} adds integers modulo 2^8, 2^16 or 2^32; use precision = "
-                '"fp32", "bf16" or "int8".'
+                f"wire.precision={wire.precision!r}: {hiding} adds integers, and this precision has none; use "
+                f"precision = {quote(registry.select('encoding', can_be_hidden=True))}."
             )
         if wire.feedback:
             raise ConfigError(f"wire.feedback=true: {hiding} sends no changes; remove one of the two.")
         if not registry.load("aggregation", aggregation).is_mean:
             raise ConfigError(
                 f'model.aggregation="{aggregation}": {hiding} hides a party in a sum, but here its columns are sent '
-                'separately; use aggregation = "mean".'
+                f"separately; use aggregation = {_list_means()}."
             )
         draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
-        if train.release == "rounds" and draws and len(self.model.aggregation_layers) > 1:
+        if not train.releases_once and draws and len(self.model.aggregation_layers) > 1:
             raise ConfigError(
                 f'train.sampler="{train.sampler}": with {hiding} the agreed node sets of lower layers would still '
-                'reveal edges to the server; use sampler = "full" or "shared", or one aggregation layer.'
+                f"reveal edges to the server; use sampler = {_list_samplers_without_agreement()}, or one aggregation "
+                "layer."
             )
         fewest = 2 if self.privacy.allow_two_parties else FEWEST_SUMMED
         if num_clients < fewest:
@@ -501,22 +515,25 @@ class RunConfig:
                 f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
                 f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
             )
-        if (levels := count_levels(RING_BITS[wire.precision], num_clients)) < FEWEST_LEVELS:
+        if (levels := count_levels(precision.ring_bits, num_clients)) < FEWEST_LEVELS:
             raise ConfigError(
                 f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
                 f"and {FEWEST_LEVELS} are needed; use a higher precision."
             )
         if error := self.privacy.way_to_hide.find_error(num_clients):
-            raise ConfigError(f'data.num_clients={num_clients}: with {hiding} {error}; use "masks".')
+            ways = registry.select("secure aggregation", hides_parts=True)
+            others = quote(way for way in ways if not registry.load("secure aggregation", way).find_error(num_clients))
+            raise ConfigError(f"data.num_clients={num_clients}: with {hiding} {error}; use {others}.")
         if train.party_dropout and num_clients <= FEWEST_SUMMED:
             raise ConfigError(
                 f"train.party_dropout={train.party_dropout}: with {hiding} at least {FEWEST_SUMMED} parties contribute "
                 f"to every sum, but data.num_clients={num_clients}; remove it, or use more parties."
             )
         if registry.load("method", train.method).smooths:
+            others = quote(registry.select("method", averages=True, smooths=False))
             raise ConfigError(
                 f'train.method="{train.method}": with {hiding} the parties must know who contributes, and here a party '
-                'without edges contributes nothing; use method = "ensemble".'
+                f"without edges contributes nothing; use method = {others}."
             )
 
     def _check_warm_start(self) -> None:
@@ -529,9 +546,10 @@ class RunConfig:
                 'remove it, or use labels = "all".'
             )
         if not registry.load("aggregation", self.model.aggregation).allows_absence:
+            others = quote(registry.select("aggregation", allows_absence=True))
             raise ConfigError(
                 f'{named}: with model.aggregation="{self.model.aggregation}" a classifier reads the representations of '
-                'all parties, so no party can train alone; remove it, or use aggregation = "mean".'
+                f"all parties, so no party can train alone; remove it, or use aggregation = {others}."
             )
 
     @property
@@ -670,7 +688,8 @@ def _set_keys(part: Part, keys: Mapping[str, Any]) -> Part:
 def describe_profile(config: RunConfig) -> str:
     """Return the settings of `privacy.profile` in one line, as TOML; an empty string for "off"."""
     name = config.privacy.profile
-    profile, found = PROFILES[name], []
+    profile: Profile = registry.load("profile", name)
+    found = []
     for section, key, value in [*profile.list_required(config.model.num_layers), *profile.list_suggested()]:
         used = getattr(getattr(config, section), key)
         note = "" if used == value else f" (set explicitly; {name} suggests {_write_toml(value)})"
@@ -708,6 +727,20 @@ def read_sections(path: Path) -> dict[str, Any]:
 def reads_whole_graph(sampler: str) -> bool:
     """Return whether a sampler uses all nodes and edges; False for "auto", which is not resolved yet."""
     return sampler != "auto" and bool(registry.load("sampler", sampler).reads_whole_graph)
+
+
+def quote(names: Iterable[str]) -> str:
+    """Return names as alternatives in an error: "fp32", "bf16" or "int8"."""
+    *first, last = (f'"{name}"' for name in names)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _list_means() -> str:
+    return quote(registry.select("aggregation", is_mean=True))
+
+
+def _list_samplers_without_agreement() -> str:
+    return quote(registry.select("sampler", agrees_on_node_sets=False))
 
 
 def find_release_layer(num_layers: int) -> int:
@@ -784,10 +817,12 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
     train = config.train
     small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler that samples
     large_batch = min(512, train.max_nodes or 512)
-    sampler = ("full" if small else "neighbor") if train.sampler == "auto" else train.sampler
+    sampler = train.sampler
+    if sampler == "auto":
+        sampler = next(registry.select("sampler", default_for="small graphs" if small else "large graphs"))
     batch_size = (0 if small else large_batch) if train.batch_size == "auto" else train.batch_size
-    unused = {key: value for key, value in SAMPLING_ONLY.items() if getattr(train, key) != value}
-    unused = unused if reads_whole_graph(sampler) else {}
+    defaults = {key: getattr(TrainConfig, key) for key in SAMPLING_ONLY if reads_whole_graph(sampler)}
+    unused = {key: value for key, value in defaults.items() if getattr(train, key) != value}
     overridden: dict[str, Override] = {
         f"train.{key}": {"requested": getattr(train, key), "used": value} for key, value in unused.items()
     }

@@ -29,6 +29,11 @@ class Profile:
     suggested: Sections = field(default_factory=dict)
     needs_noise: bool = False  # any multiplier above 0; the suggested one is not required
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the profile decides nothing."""
+        return not self.required and not self.suggested
+
     def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:
         """Return section, key and value of the settings that a network with this number of layers requires."""
         return [

@@ -19,7 +19,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,9 +33,12 @@ TABLES = {
     "data": "glasu.data.sources:SOURCES",
     "encoding": "glasu.wire.encodings:ENCODINGS",
     "method": "glasu.data.methods:METHODS",
+    "optimizer": "glasu.model.optimizer:OPTIMIZERS",
     "partition": "glasu.data.partition:PARTITIONS",
     "preset": "glasu.data.presets:PRESETS",
+    "profile": "glasu.profiles:PROFILES",
     "sampler": "glasu.model.sampler:SAMPLERS",
+    "schedule": "glasu.model.optimizer:SCHEDULES",
     "secure aggregation": "glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS",
     "task": "glasu.model.task:TASKS",
 }
@@ -67,6 +70,16 @@ def is_choice(seam: str, name: str) -> bool:
     """Return whether a seam has a choice of this name."""
     # Entry points are read only for names that are not known yet. A run that uses no extension imports none.
     return name in _load_table(seam) or name in _registered[seam] or name in choices(seam)
+
+
+def select(seam: str, **properties: object) -> Iterator[str]:
+    """Yield the names of the choices whose attributes have these values: `select("sampler", reads_whole_graph=True)`.
+
+    The choices of GLASU come first. A caller that needs only one of them imports no installed extension.
+    """
+    seen = [*_load_table(seam)]
+    yield from (name for name in seen if _has_properties(load(seam, name), properties))
+    yield from (name for name in choices(seam) if name not in seen and _has_properties(load(seam, name), properties))
 
 
 def load(seam: str, name: str) -> Any:
@@ -183,6 +196,10 @@ def _digest_source(module: ModuleType) -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _has_properties(choice: object, properties: dict[str, object]) -> bool:
+    return all(getattr(choice, name) == value for name, value in properties.items())
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.model.optimizer import Optimizer, find_schedule_factor
+from glasu.model.optimizer import find_schedule_factor, make_optimizer
 
 ROUNDS = 40
 
@@ -48,7 +48,7 @@ def test_steps_are_those_of_torch(settings, kind, keys, dtype):
     config = RunConfig(train=TrainConfig(learning_rate=0.01, **settings))
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).to(dtype)
     twin = copy.deepcopy(model)
-    own, other = Optimizer(config, model), kind(twin.parameters(), lr=0.01, **keys)
+    own, other = make_optimizer(config, model), kind(twin.parameters(), lr=0.01, **keys)
     inputs = torch.randn(10, 7, 3, dtype=dtype)
     for index, rows in enumerate(inputs):
         own.learning_rate = other.param_groups[0]["lr"] = 0.01 / (1 + index)
@@ -63,7 +63,7 @@ def test_steps_are_those_of_torch(settings, kind, keys, dtype):
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
 def test_an_optimizer_goes_on_from_its_state(settings):
     config, layer = RunConfig(train=TrainConfig(**settings)), torch.nn.Linear(3, 2)
-    optimizer = Optimizer(config, layer)
+    optimizer = make_optimizer(config, layer)
 
     def steps(optimizer, layer, count):
         for _ in range(count):
@@ -73,7 +73,7 @@ def test_an_optimizer_goes_on_from_its_state(settings):
 
     steps(optimizer, layer, 3)
     again = copy.deepcopy(layer)
-    resumed = Optimizer(config, again)
+    resumed = make_optimizer(config, again)
     resumed.restore(optimizer.state())
     for each, weights in ((optimizer, layer), (resumed, again)):
         steps(each, weights, 3)
@@ -85,7 +85,7 @@ def test_weights_that_are_not_to_learn_stay_out_of_the_vector():
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
     model[0].requires_grad_(requires_grad=False)
     before = model[0].weight.clone()
-    optimizer = Optimizer(RunConfig(train=TrainConfig(optimizer="sgd")), model)
+    optimizer = make_optimizer(RunConfig(train=TrainConfig(optimizer="sgd")), model)
     assert len(optimizer.weights) == 12
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()

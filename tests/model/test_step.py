@@ -16,7 +16,7 @@ from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.fused.gcnii import FusedStep, FusedWeights
-from glasu.model.optimizer import Optimizer, lay_out_weights
+from glasu.model.optimizer import lay_out_weights, make_optimizer
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.model.step import AutogradStep, Inputs, Step, Steps
@@ -180,7 +180,7 @@ def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, de
     twin.load_state_dict(model.state_dict())
     inputs, dropout = inputs_of(model, dense=dense), dropout_of(0.3)
     keys = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "weight_decay": decay}
-    own = Optimizer(RunConfig(train=TrainConfig(**keys)), model)
+    own = make_optimizer(RunConfig(train=TrainConfig(**keys)), model)
     other = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=decay)
     weights = FusedWeights.of(model, in_place=own.is_plain)
     assert weights is not None
@@ -258,7 +258,7 @@ def test_a_way_that_only_goes_forward_keeps_no_tape():
 )
 def test_the_backbone_and_the_settings_decide_which_step_is_made(keys, kind):
     model = model_of(**keys)
-    steps = Steps(model, Optimizer(RunConfig(), model))
+    steps = Steps(model, make_optimizer(RunConfig(), model))
     assert type(steps.make(inputs_of(model), make_no_dropout())) is kind
 
 
@@ -267,7 +267,7 @@ def test_blocks_that_are_held_dense_use_autograd():
     inputs = inputs_of(model)
     first = dataclasses.replace(inputs.blocks[0], dense=inputs.blocks[0].matrix.toarray())
     inputs = dataclasses.replace(inputs, blocks=(first, *inputs.blocks[1:]))
-    steps = Steps(model, Optimizer(RunConfig(), model))
+    steps = Steps(model, make_optimizer(RunConfig(), model))
     assert type(steps.make(inputs, make_no_dropout())) is AutogradStep
 
 
@@ -278,7 +278,7 @@ def test_a_fused_and_an_autograd_step_change_the_weights_alike(momentum):
     for make in (lambda model, optimizer: Steps(model, optimizer).make, lambda model, _: partial(AutogradStep, model)):
         torch.manual_seed(0)  # of the biases that `model_of` draws
         model = model_of()
-        optimizer = Optimizer(config, model)
+        optimizer = make_optimizer(config, model)
         maker = make(model, optimizer)
         for number in range(2):
             passing = maker(inputs_of(model), dropout_of(0.3))

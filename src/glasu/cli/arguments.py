@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import typing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glasu.config import DataConfig, Missing
 from glasu.errors import DataError
 
 if TYPE_CHECKING:
@@ -102,9 +104,9 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     )
     parser.add_argument(
         "--missing",
-        choices=("refuse", "zero", "mean"),
-        default="refuse",
-        help=f"{where}treatment of missing feature values (default: refuse)",
+        choices=typing.get_args(Missing),
+        default=DataConfig.missing,
+        help=f"{where}treatment of missing feature values (default: %(default)s)",
     )
     parser.add_argument(
         "--max-memory",

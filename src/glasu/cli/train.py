@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="start over and replace the run that DIR holds")
     parser.add_argument(
-        "--baselines", action="store_true", help="also train standalone, ensemble and smooth, and compare them"
+        "--baselines", action="store_true", help="also train every party alone, combine the predictions, and compare"
     )
     add_policy(parser, "of each party's folder")
     parser.add_argument(

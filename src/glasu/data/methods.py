@@ -30,6 +30,7 @@ class Method:
     needs_all_labels: bool = False  # whether every party needs labels
     between_machines: bool = False  # whether it can run over the network: no party needs the data of another
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
+    is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
 
     def prescribes(self, section: str, key: str) -> bool:
@@ -80,9 +81,11 @@ METHODS: dict[str, Method] = {
         prepare=_pool,
         one_party=True,
     ),
-    "standalone": Method(prescribe=_train_alone, needs_all_labels=True),
-    "ensemble": Method(prescribe=_train_alone, needs_all_labels=True, between_machines=True, averages=True),
-    "smooth": Method(prescribe=_train_alone, between_machines=True, averages=True, smooths=True),
+    "standalone": Method(prescribe=_train_alone, is_baseline=True, needs_all_labels=True),
+    "ensemble": Method(
+        prescribe=_train_alone, is_baseline=True, needs_all_labels=True, between_machines=True, averages=True
+    ),
+    "smooth": Method(prescribe=_train_alone, is_baseline=True, between_machines=True, averages=True, smooths=True),
     "simulated": Method(  # Ni et al.: every layer aggregates, and every client has all edges
         prescribe=lambda model: {
             "data": {"edge_fraction": 1.0},
@@ -107,7 +110,7 @@ def has_server(config: RunConfig) -> bool:
 
 def trains_alone(config: RunConfig) -> bool:
     """Return whether rounds send no message: each party selects its model and keeps its losses."""
-    return not config.model.aggregation_layers or config.train.release == "once"
+    return not config.model.aggregation_layers or config.train.releases_once
 
 
 def keeps_scores(config: RunConfig) -> bool:
@@ -124,7 +127,7 @@ def evaluates_once(config: RunConfig) -> bool:
 
     With noise every evaluation is one more release. With one release each party selects its layers alone.
     """
-    return config.train.release == "once" or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
+    return config.train.releases_once or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
 
 
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:

@@ -97,7 +97,7 @@ class Preset:
 
         Without such a candidate, all other keys keep their defaults, except in a deep network (`deep`).
         """
-        if config.train.release == "once" and self.chooses_layer:  # the candidates do not cover this case
+        if config.train.releases_once and self.chooses_layer:  # the candidates do not cover this case
             layer = find_release_layer(config.model.num_layers)
             once = Candidate(suggestions={"model": {"aggregation_layers": (layer,)}})
             applied = once.apply(config)
@@ -208,7 +208,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     kept = [index for index, (each, _) in enumerate(found) if each.for_complete in (None, complete)]
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
-        kept.sort(key=lambda index: found[index][1].model.backbone != "sage")
+        kept.sort(key=lambda index: not _find_backbone(found[index][1]).separates_own_row)
     # A server without scores cannot decide a race: the rules above decide alone.
     can_race = not keeps_scores(config) and is_race_short([found[index][1] for index in kept])
     return kept if can_race else kept[:1]
@@ -262,11 +262,16 @@ def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
     return {key: flat[key] for key in list_open_keys(candidates)}
 
 
+def _find_backbone(config: RunConfig) -> Any:
+    """Return the class of the backbone. This module cannot name its type: the folder `model` imports this one."""
+    return registry.load("backbone", config.model.backbone)
+
+
 def _is_deep(config: RunConfig) -> bool:
     """Return whether the parties train together with more than two layers without skip connections."""
     model = config.model
     return (
-        model.backbone in ("gcn", "gat", "sage")
+        bool(_find_backbone(config).fails_if_deep)
         and not model.residual
         and len(model.aggregation_layers) > 0
         and model.num_layers > 2

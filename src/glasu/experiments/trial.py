@@ -18,6 +18,7 @@ from glasu.data.methods import find_method
 from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
+from glasu.model.optimizer import find_schedule
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a process that only waits for its workers does not load torch
@@ -125,7 +126,7 @@ def run_trial(
         if runs[-1].pruned or (should_stop(1.0) and index + 1 < terms.seeds):
             return outcome("pruned")
     fits = min((run.last_round for run in runs if run.over_budget), default=None)
-    if fits is not None and config.train.schedule != "constant":  # fewer rounds would change the learning rates
+    if fits is not None and not find_schedule(config).is_constant:  # fewer rounds would change the learning rates
         return outcome("failed", note=f"its schedule of {config.train.num_rounds} rounds needs more bytes")
     return outcome("complete", until=fits)
 

@@ -26,6 +26,8 @@ class Backbone(ABC):
     normalization: ClassVar[Normalization] = "symmetric"  # how blocks are normalised, see `Adjacency`
     has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m
     uses_edge_weights: ClassVar[bool] = True
+    separates_own_row: ClassVar[bool] = False  # whether a node's row and its neighbours' rows have different weights
+    fails_if_deep: ClassVar[bool] = False  # whether more than two layers need normalisation or skip connections
     uses_torch_generator: ClassVar[bool] = (
         False  # whether layers draw from torch's global generator; clients then run one after the other
     )
@@ -51,6 +53,8 @@ class Backbone(ABC):
 class GCN(Backbone):
     """Kipf and Welling 2017."""
 
+    fails_if_deep = True
+
     def build_layer(self, layer: int, width_in: int) -> Layer:
         from glasu.model.layers import GCNLayer
 
@@ -74,6 +78,8 @@ class SAGE(Backbone):
     """Hamilton et al. 2017, with mean aggregation of neighbours."""
 
     normalization = "mean"
+    separates_own_row = True
+    fails_if_deep = True
 
     def build_layer(self, layer: int, width_in: int) -> Layer:
         from glasu.model.layers import SAGELayer
@@ -86,6 +92,7 @@ class GAT(Backbone):
 
     normalization = "none"
     uses_edge_weights = False
+    fails_if_deep = True
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:

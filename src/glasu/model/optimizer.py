@@ -1,36 +1,59 @@
-"""The optimizer of one client, and its learning rate as a function of the round."""
+"""The optimizer of one client, and its learning rate as a function of the round.
+
+This module imports without torch, because the config reads the tables on a server without torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
+from glasu import registry
 from glasu.config import RunConfig
 from glasu.model import kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 NO_MOMENT: NDArray[Any] = np.empty(0)
 ALL = (slice(None),)  # the whole vector, as one part
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """A choice of `train.schedule`."""
+
+    factor: Callable[[float], float]  # the factor of the learning rate, given the share of the rounds that are done
+    is_constant: bool = False
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": Schedule(lambda progress: 1.0, is_constant=True),
+    "step": Schedule(lambda progress: 0.1 ** ((progress >= 0.5) + (progress >= 0.75))),
+    "cosine": Schedule(lambda progress: 0.5 * (1 + math.cos(math.pi * progress))),
+}
+
+
+def find_schedule(config: RunConfig) -> Schedule:
+    """Return the schedule that the config names."""
+    found: Schedule = registry.load("schedule", config.train.schedule)
+    return found
+
+
 def find_schedule_factor(config: RunConfig, round_index: int) -> float:
-    """Return the factor of the learning rate. "step" divides by ten after 1/2 and after 3/4 of the rounds."""
-    progress = round_index / config.train.num_rounds
-    if config.train.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
-    if config.train.schedule == "step":
-        return 0.1 ** ((progress >= 0.5) + (progress >= 0.75))
-    return 1.0
+    """Return the factor of the learning rate in a round."""
+    return find_schedule(config).factor(round_index / config.train.num_rounds)
 
 
-class Optimizer:
-    """SGD or Adam with the formulas of torch, in one loop over all weights.
+class Optimizer(ABC):
+    """A rule that updates the weights, in one loop over all weights. To add an optimizer, register a subclass.
 
     All weights are concatenated in one vector and their gradients in another; the model holds views of both. So a step
     is one loop for any number of layers. A weight that does not affect the loss has gradient zero; weight decay still
@@ -39,6 +62,8 @@ class Optimizer:
     Plain SGD needs only the gradient. If the gradient is a matrix product, the product can be added to the weight
     directly (`descent`), which saves writing and reading the gradient. `step` then updates the other weights only.
     """
+
+    num_moments: ClassVar[int] = 0  # vectors as long as the weights that every setting of the optimizer keeps
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
         self.train = config.train
@@ -49,8 +74,8 @@ class Optimizer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step needs only the gradient: SGD without momentum."""
-        return self.train.optimizer == "sgd" and not self.train.momentum
+        """Whether a step is that of plain SGD, with the factors `descent`."""
+        return False
 
     @property
     def descent(self) -> tuple[float, float]:
@@ -60,18 +85,11 @@ class Optimizer:
     def step(self, parts: Sequence[slice] = ALL) -> None:
         """Update the weights from their gradients. Plain SGD updates only `parts`, which were not updated before."""
         self.steps += 1
-        kind, train = self.weights.dtype.type, self.train
-        if train.optimizer == "adam":
-            (first, second), lengths = BETAS, [1 - beta**self.steps for beta in BETAS]
-            rate, length = kind(self.learning_rate / lengths[0]), kind(math.sqrt(lengths[1]))
-            settings = rate, length, kind(first), kind(second), kind(EPSILON), kind(train.weight_decay)
-            moments = self._moment("mean"), self._moment("square")
-            kernels.adam_step(self.weights, self.gradients, *moments, *settings)
-        else:
-            velocity = self._moment("velocity") if train.momentum else NO_MOMENT
-            factors = kind(self.learning_rate), kind(train.momentum), kind(train.weight_decay)
-            for part in parts:
-                kernels.sgd_step(self.weights[part], self.gradients[part], velocity, *factors)
+        self._update(parts)
+
+    @abstractmethod
+    def _update(self, parts: Sequence[slice]) -> None:
+        """Update the weights; `steps` is the number of this step, from 1."""
 
     def _moment(self, name: str) -> NDArray[Any]:
         if name not in self.moments:
@@ -80,6 +98,8 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the state that the next step depends on."""
+        import torch
+
         moments = {name: torch.from_numpy(values.copy()) for name, values in self.moments.items()}
         return {**moments, "steps": torch.tensor(self.steps)}
 
@@ -89,8 +109,53 @@ class Optimizer:
         self.moments, self.steps = moments, int(state["steps"]) if state else 0
 
 
+class SGD(Optimizer):
+    """SGD of torch, with or without momentum."""
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.train.momentum
+
+    def _update(self, parts: Sequence[slice]) -> None:
+        kind, train = self.weights.dtype.type, self.train
+        velocity = self._moment("velocity") if train.momentum else NO_MOMENT
+        factors = kind(self.learning_rate), kind(train.momentum), kind(train.weight_decay)
+        for part in parts:
+            kernels.sgd_step(self.weights[part], self.gradients[part], velocity, *factors)
+
+
+class Adam(Optimizer):
+    """Adam of torch."""
+
+    num_moments = 2
+
+    def _update(self, parts: Sequence[slice]) -> None:
+        kind, train = self.weights.dtype.type, self.train
+        (first, second), lengths = BETAS, [1 - beta**self.steps for beta in BETAS]
+        rate, length = kind(self.learning_rate / lengths[0]), kind(math.sqrt(lengths[1]))
+        settings = rate, length, kind(first), kind(second), kind(EPSILON), kind(train.weight_decay)
+        moments = self._moment("mean"), self._moment("square")
+        kernels.adam_step(self.weights, self.gradients, *moments, *settings)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}
+
+
+def find_optimizer(config: RunConfig) -> type[Optimizer]:
+    """Return the class of the optimizer that the config names."""
+    found: type[Optimizer] = registry.load("optimizer", config.train.optimizer)
+    return found
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
+    """Return a new optimizer of the weights of a model."""
+    return find_optimizer(config)(config, model)
+
+
 def lay_out_weights(model: nn.Module) -> tuple[NDArray[Any], NDArray[Any]]:
     """Move all weights into one vector and their gradients into another; the model keeps views of both."""
+    import torch
+
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     values = torch.cat([weight.detach().ravel() for weight in weights])
     gradients, start = torch.zeros_like(values), 0

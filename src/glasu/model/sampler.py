@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class Sampler(ABC):
     agrees_on_node_sets: ClassVar[bool] = False  # the clients send proposals, and the server returns their union
     shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
     reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L is all nodes, with all edges
+    default_for: ClassVar[Literal["small graphs", "large graphs"] | None] = None  # where "auto" means this sampler
     keeps_matrices = False  # whether blocks are kept from round to round and for evaluations
     leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
     chunk_rows = 8192  # rows per exact product
@@ -92,9 +93,10 @@ class Sampler(ABC):
         if not backbone.uses_edge_weights and graph.weights is not None and (np.asarray(graph.weights) != 1).any():
             log.warning(
                 'client %d: model.backbone="%s" ignores edge weights, and this graph has weights other than 1. '
-                "Use gcn, gcnii or sage to use them.",
+                "To use them, choose %s.",
                 client,
                 config.model.backbone,
+                " or ".join(registry.select("backbone", uses_edge_weights=True)),
             )
 
     @abstractmethod
@@ -173,6 +175,7 @@ class FullGraph(Sampler):
     """All nodes and edges. Blocks repeat from round to round and are kept."""
 
     reads_whole_graph = True
+    default_for = "small graphs"
 
     def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
         super().__init__(config, graph, client)
@@ -239,6 +242,7 @@ class Neighbor(_Sampled):
     """Draws from the neighbours of each node, or of the set as a whole (`train.sampling`)."""
 
     agrees_on_node_sets = True
+    default_for = "large graphs"
 
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
         draw_edges = draw_layer if self.train.sampling == "layer" else draw_neighbors

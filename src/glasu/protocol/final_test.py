@@ -51,7 +51,7 @@ def client_final_test(client: Client) -> Script[dict[str, float]]:
 def server_final_test(server: Server) -> Script[None]:
     """Server column of `client_final_test`."""
     key, num_rows = _make_final_key(server, server.config), server.sizes.num_validation + server.sizes.num_test
-    if server.config.train.release == "once":
+    if server.config.train.releases_once:
         yield from server_once_scores(server, key.at(server.config.model.num_layers), num_rows)
     else:
         yield from server_prediction(server, key, num_rows)

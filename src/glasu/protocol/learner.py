@@ -19,7 +19,7 @@ from glasu.model.blocks import NodeSet
 from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.exact import ExactInference, FeatureRows
 from glasu.model.layers import Convolution, Hidden
-from glasu.model.optimizer import Optimizer, find_schedule_factor
+from glasu.model.optimizer import find_schedule_factor, make_optimizer
 from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, find_input_scale
@@ -187,7 +187,7 @@ class Learner:
         ).to(data.dtype)
         if data.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", data.task.scale)
-        self.optimizer = Optimizer(config, self.model)
+        self.optimizer = make_optimizer(config, self.model)
         # The optimizer has laid out the parameters, and their storage stays. A module may replace its buffers.
         self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
         self.steps = Steps(self.model, self.optimizer)

@@ -209,7 +209,7 @@ def server_prediction(
     All clients receive the mean; with `requested`, each client receives the rows that it requested. With `present`,
     only these clients contribute. With `ensemble` there is no joint inference.
     """
-    if server.config.train.release == "once":
+    if server.config.train.releases_once:
         yield from server_aggregate(server)
         yield from server_once_scores(server, key.at(server.config.model.num_layers), num_examples, requested)
         return

@@ -52,9 +52,9 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
     layers, kinds = config.model.aggregation_layers, []
     if layers:
         kinds = ["representation", "change"] if config.wire.feedback else ["representation"]
-        if (config.train.backward == "joint" and len(layers) > 1) or (owner_leads(config) and has_labels):
+        if (config.train.has_exact_gradients and len(layers) > 1) or (owner_leads(config) and has_labels):
             kinds.append("gradient")
-        agreed = len(list_agreed_layers(config, Phase.SAMPLING)) if config.train.release == "rounds" else 0
+        agreed = 0 if config.train.releases_once else len(list_agreed_layers(config, Phase.SAMPLING))
         if agreed > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
         if has_labels:
@@ -62,7 +62,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds += ["losses", "metrics"]
             elif not evaluates_once(config):
                 kinds.append("verdict")
-            if config.train.backward == "joint" and "gradient" not in kinds:
+            if config.train.has_exact_gradients and "gradient" not in kinds:
                 kinds.append("gradient")
     if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
         kinds.append("probabilities")

@@ -76,7 +76,7 @@ def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch |
     aggregation = client.learner.aggregation.among(len(present))
     if client.identity.index not in present:
         return (yield from client_absent_round(client, batch, upcoming, aggregation))
-    if client.config.train.backward == "joint":
+    if client.config.train.has_exact_gradients:
         return (yield from client_joint_round(client, batch, upcoming, aggregation))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
@@ -106,7 +106,7 @@ def client_absent_round(
     """
     num_rows = {layer: len(batch.nodes[layer + 1]) for layer in client.config.model.aggregation_layers}
     joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, batch.round), num_rows, upcoming)
-    if client.config.train.backward == "joint":
+    if client.config.train.has_exact_gradients:
         return (yield from await_backward(client, batch, joint, aggregation))
     losses: list[float] = []
     if client.identity.owner >= 0:
@@ -122,7 +122,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         key, backward = server.identity.key(Phase.TRAINING, index), server.identity.key(Phase.BACKWARD, index)
         present = draw_present(server.config, len(server.roster), index)
         rows = yield from server_inference(server, key, find_known_rows(server, index, sizes), present)
-        if train.backward == "joint":
+        if train.has_exact_gradients:
             yield from server_backward(server, backward, rows, present)
         elif server.identity.owner >= 0:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])

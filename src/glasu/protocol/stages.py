@@ -76,7 +76,7 @@ class Stages:
 
 def divide_settings(config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
     """Return the settings of the lower and the upper stage; None for a run with rounds of messages."""
-    if config.train.release != "once":
+    if not config.train.releases_once:
         return None
     (layer,), num_layers = config.model.aggregation_layers, config.model.num_layers
     alone = dataclasses.replace(config, privacy=PrivacyConfig())

@@ -96,7 +96,7 @@ def _client_measurement(client: Client) -> Script[dict[str, float]]:
 
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
-    if server.config.train.release == "once":
+    if server.config.train.releases_once:
         yield from server_release(server)
     else:
         yield from server_key_agreement(server)

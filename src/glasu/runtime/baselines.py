@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from glasu import registry
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.errors import GlasuError
@@ -13,7 +14,6 @@ from glasu.protocol.client import Client
 from glasu.report import Baseline, RunReport, list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
 
-BASELINES = ("standalone", "ensemble", "smooth")
 log = logging.getLogger(__name__)
 
 
@@ -26,7 +26,7 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
     """
     found: dict[str, Baseline] = {}
     trained: tuple[Client, ...] = ()
-    for method in BASELINES:
+    for method in registry.select("method", is_baseline=True):
         try:
             asked = config.replace(train={"method": method})
             done = simulate(load(asked), asked, SimulationOptions(trained=trained))

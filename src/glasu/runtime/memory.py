@@ -12,6 +12,7 @@ from glasu.config import RunConfig, list_candidates, resolve
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import ConfigError
+from glasu.model.optimizer import find_optimizer
 from glasu.model.sampler import find_sampler
 from glasu.protocol.limits import Limits
 from glasu.protocol.sampling import list_agreed_layers
@@ -47,7 +48,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
 def _list_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
     """Yield the bytes of the models, of a message and of the samples, and the keys that decide them."""
     model, train, size = config.model, config.train, find_compute_dtype(config).itemsize
-    copies = 5 if train.optimizer == "adam" else 3
+    copies = 3 + find_optimizer(config).num_moments  # weights, gradients, the selected copy, and the optimizer's state
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
     nodes = sum(party.num_nodes for party in parties)

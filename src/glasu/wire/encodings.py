@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from glasu import registry
 from glasu.ckks_parameters import CKKS, CkksParameters
-from glasu.config import RING_BITS, RunConfig, count_levels
+from glasu.config import RunConfig, count_levels
 from glasu.errors import TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret
@@ -137,7 +137,7 @@ class Plain(Encoding):
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        return DOUBLE if self.name == "fp64" else SINGLE
+        return _FLOATS[self.name]
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
@@ -479,6 +479,7 @@ class Ciphertexts(Ring):
         return self.count_bytes(1, columns)
 
 
+_FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
 UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
 SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
 COEFFICIENT = np.dtype("<u8")
@@ -510,6 +511,19 @@ def use_for_all_kinds(value: T) -> Mapping[Kind, T]:
     return {"representation": value, "gradient": value, "probabilities": value}
 
 
+@dataclass(frozen=True)
+class Precision:
+    """A choice of `wire.precision`."""
+
+    make: Callable[[RunConfig], Mapping[Kind, Encoding]]  # returns the encoding of every kind of tensor
+    ring_bits: int | None = None  # hidden tensors are integers modulo 2^ring_bits; None: tensors cannot be hidden
+
+    @property
+    def can_be_hidden(self) -> bool:
+        """Whether masks or ciphertexts can hide tensors of this precision."""
+        return self.ring_bits is not None
+
+
 def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
     return use_for_all_kinds(Plain(config.wire.precision))
 
@@ -523,12 +537,11 @@ def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
     return {"representation": Int8(config.model.hidden), "gradient": gradient, "probabilities": Plain()}
 
 
-# The choices of wire.precision: each returns the encoding of every kind of tensor.
-ENCODINGS: dict[str, Callable[[RunConfig], Mapping[Kind, Encoding]]] = {
-    "fp32": _plain,
-    "bf16": _bf16,
-    "int8": _int8,
-    "fp64": _plain,
+ENCODINGS: dict[str, Precision] = {
+    "fp32": Precision(_plain, ring_bits=32),
+    "bf16": Precision(_bf16, ring_bits=16),
+    "int8": Precision(_int8, ring_bits=8),
+    "fp64": Precision(_plain),
 }
 
 
@@ -547,14 +560,15 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
         config: the settings.
         seed: the seed of a client's stochastic rounding; None: `train.seed`, which the server uses.
     """
-    encodings: Mapping[Kind, Encoding] = registry.load("encoding", config.wire.precision)(config)
-    num_clients = config.data.num_clients
+    precision: Precision = registry.load("encoding", config.wire.precision)
+    encodings, num_clients = precision.make(config), config.data.num_clients
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
     encodings = {**encodings, "owner gradient": encodings["gradient"]}
     hiding: type[Ring] | None = config.privacy.way_to_hide.encoding
     if hiding is not None:
-        ring = hiding(RING_BITS[config.wire.precision], num_clients)
+        assert precision.ring_bits is not None  # `RunConfig` refuses other precisions
+        ring = hiding(precision.ring_bits, num_clients)
         encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": hiding(32, num_clients)}
     return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
 

@@ -18,7 +18,7 @@ from glasu.model.backbones import Backbone, ConvolutionBackbone
 from glasu.model.blocks import Draw, NodeSet
 from glasu.model.sampler import Sampler
 from glasu.model.task import Metric, Multiclass
-from glasu.wire.encodings import Array, Encoding, Kind, Plain, use_for_all_kinds
+from glasu.wire.encodings import Array, Encoding, Kind, Plain, Precision, use_for_all_kinds
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -105,8 +105,11 @@ class Ring(Encoding):
         return super().row_bytes(columns + 1)
 
 
-def ring_encodings(config: RunConfig) -> Mapping[Kind, Encoding]:
+def make_rings(config: RunConfig) -> Mapping[Kind, Encoding]:
     return {**use_for_all_kinds(Ring()), "probabilities": Plain()}
+
+
+RING = Precision(make_rings)
 
 
 class TwoMatrices(Backbone):
@@ -162,7 +165,7 @@ class Smoothed(Multiclass):
 
 registry.register("sampler", "first-neighbors", FirstNeighbors)
 registry.register("aggregation", "sum", Sum)
-registry.register("encoding", "ring", "support.my_extension:ring_encodings")
+registry.register("encoding", "ring", "support.my_extension:RING")
 registry.register("backbone", "two-matrices", "support.my_extension:TwoMatrices")
 registry.register("backbone", "graph-conv", "support.my_extension:GraphConvolution")
 registry.register("task", "smoothed", "support.my_extension:Smoothed")
