@@ -3,20 +3,26 @@
 from torch_geometric.nn import GATv2Conv
 
 import glasu
-from glasu import RunConfig
+from glasu import RunConfig, registry
+from glasu.model.backbones import ConvolutionBackbone
 
 
-def convolution(width_in: int, width_out: int) -> GATv2Conv:
-    """Build one layer; GLASU's blocks bring the self loops, so the layer must not add its own."""
-    return GATv2Conv(width_in, width_out, add_self_loops=False)
+class GATv2(ConvolutionBackbone):
+    """Attention of Brody et al. 2022."""
+
+    def convolution(self, width_in: int, width_out: int) -> GATv2Conv:
+        """Build one layer; GLASU's blocks bring the self loops, so the layer must not add its own."""
+        return GATv2Conv(width_in, width_out, add_self_loops=False)
+
+
+registry.register("backbone", "gatv2", GATv2)
 
 
 def main() -> None:
     config = RunConfig.from_dict({"data": {"name": "demo"}, "train": {"evaluate_every": 5}})
     parties = glasu.load_parties(config)
     model = glasu.GLASUClassifier(
-        backbone="custom",
-        convolution=convolution,
+        backbone="gatv2",
         num_layers=2,
         aggregation_layers=(0, 1),
         hidden=16,

@@ -181,6 +181,20 @@ def test_a_registered_convolution_trains_under_its_own_name(tmp_path):
     assert printed.split() == ["gatv2", "2"]
 
 
+CELL = """
+from glasu import registry
+from glasu.model.backbones import GCN
+class Mine(GCN):
+    has_encoder = {}
+registry.register("backbone", "mine", Mine)
+"""
+
+
+def test_a_cell_of_a_notebook_can_be_run_again(tmp_path):
+    last = "print(registry.load('backbone', 'mine').has_encoder)"
+    assert run_program(CELL.format(False) + CELL.format(True) + last, tmp_path, []).split() == ["True"]
+
+
 PLAIN_EXTENSION = """
 __version__ = "1.2"
 from glasu import registry

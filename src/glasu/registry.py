@@ -110,7 +110,7 @@ def register(seam: str, name: str, target: object) -> None:
             f"{seam} {name!r}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
         )
     # Two implementations under one name would let parties compute different things with equal settings.
-    if name in _load_table(seam) or _registered[seam].get(name, target) != target:
+    if name in _load_table(seam) or not _is_same(_registered[seam].get(name, target), target):
         raise ConfigError(f"{seam} {name!r} is registered already; choose another name.")
     _registered[seam][name] = target
 
@@ -196,6 +196,12 @@ def _digest_source(module: ModuleType) -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _is_same(target: object, other: object) -> bool:
+    """Return whether two targets are equal, or the same definition of a notebook whose cell was run again."""
+    names = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", "")) for each in (target, other)]
+    return target == other or (names[0] == names[1] and names[0][0] == "__main__")
 
 
 def _has_properties(choice: object, properties: dict[str, object]) -> bool:

@@ -179,7 +179,6 @@ BAD_SETTINGS = [
     (["model.aggregation_layers=[-1, 1]"], ["aggregation_layers=[-1, 1]"]),
     (["train.num_local_steps=0"], ["num_local_steps=0", "[1, 2^31-1]"]),
     (["model.backbone=gnc"], ["backbone='gnc'", '"gcn"']),
-    (["model.backbone=custom"], ["custom", "convolution="]),
     (["train.backward=joint", "model.aggregation_layers=[]"], ["backward", "joint", "local"]),
     (["train.lerning_rate=1"], ["lerning_rate", "learning_rate"]),
     (["trian.seed=1"], ["[trian]", "train"]),

@@ -13,15 +13,12 @@ from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv, Sequential
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph
 from glasu.errors import ConfigError
-from glasu.model.backbones import BACKBONES, build_backbone
-from glasu.model.layers import CustomLayer
+from glasu.model.backbones import BACKBONES
+from glasu.model.layers import ConvolutionLayer
 from glasu.model.sampler import Sampler, find_sampler
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
-
-
-def convolution(width_in: int, width_out: int) -> nn.Module:
-    return GATv2Conv(width_in, width_out, add_self_loops=False)
+from support.convolutions import register_convolution
 
 
 def model_of(name: str) -> ClientModel:
@@ -31,7 +28,6 @@ def model_of(name: str) -> ClientModel:
         num_features=5,
         num_outputs=3,
         stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
-        convolution=convolution if BACKBONES[name].takes_convolution else None,
     )
 
 
@@ -45,8 +41,7 @@ def test_a_model_has_an_encoder_exactly_if_its_backbone_says_so(name):
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_layer_has_the_width_that_the_config_asks_for(name):
     config = ModelConfig(backbone=name, hidden=8)
-    backbone = build_backbone(config, convolution if BACKBONES[name].takes_convolution else None)
-    widths = {tuple(weight.shape) for weight in backbone.build_layer(0, 8).parameters()}
+    widths = {tuple(weight.shape) for weight in BACKBONES[name](config).build_layer(0, 8).parameters()}
     assert any(8 in shape for shape in widths)
 
 
@@ -74,12 +69,12 @@ def test_attention_heads_must_divide_the_width_for_gat_only():
 )
 def test_a_convolution_that_adds_self_loops_is_refused_with_the_remedy(wrong):
     with pytest.raises(ConfigError, match=r"add_self_loops=True.* Pass add_self_loops=False"):
-        CustomLayer(wrong, 6)
+        ConvolutionLayer(wrong, 6)
 
 
 def test_convolutions_without_self_loops_of_their_own_are_accepted():
     for good in (GATv2Conv(5, 6, add_self_loops=False), SAGEConv(5, 6), GCNConv(5, 6, normalize=False)):
-        CustomLayer(good, 6)
+        ConvolutionLayer(good, 6)
 
 
 def sampler_with(weights: np.ndarray | None, backbone: str) -> Sampler:
@@ -92,7 +87,6 @@ def sampler_with(weights: np.ndarray | None, backbone: str) -> Sampler:
     ("weights", "backbone", "warned"),
     [
         (np.array([1.0, 2.0, 1.0]), "gat", True),
-        (np.array([1.0, 2.0, 1.0]), "custom", True),
         (np.ones(3), "gat", False),
         (None, "gat", False),
         (np.array([1.0, 2.0, 1.0]), "gcn", False),
@@ -103,6 +97,13 @@ def test_a_backbone_that_ignores_edge_weights_warns_once_if_the_graph_has_some(w
         sampler_with(weights, backbone)
     expected = [f'client 4: model.backbone="{backbone}" ignores edge weights'] if warned else []
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == expected
+
+
+def test_a_users_convolution_ignores_edge_weights_with_a_warning(caplog):
+    name = register_convolution(SAGEConv)
+    with caplog.at_level(logging.WARNING, "glasu.model"):
+        sampler_with(np.array([1.0, 2.0, 1.0]), name)
+    assert f'model.backbone="{name}" ignores edge weights' in caplog.text
 
 
 def test_a_backbone_that_ignores_edge_weights_really_does():

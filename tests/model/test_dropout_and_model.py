@@ -13,7 +13,6 @@ from torch_geometric.nn import GATv2Conv
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.data.preprocessing import measure_mean_length
-from glasu.errors import ConfigError
 from glasu.model.blocks import Adjacency, Block, draw_all
 from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.layers import Projection
@@ -23,6 +22,7 @@ from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
 from glasu.wire.encodings import SINGLE
+from support.convolutions import register_convolution
 
 NODES = 8
 
@@ -206,21 +206,14 @@ def test_layer_normalisation_is_applied_to_what_later_layers_and_the_classifier_
         torch.testing.assert_close(read, torch.nn.functional.layer_norm(hidden, (6,)))
 
 
-@pytest.mark.parametrize(
-    ("backbone", "convolution"), [("custom", None), ("gcn", lambda a, b: GATv2Conv(a, b, add_self_loops=False))]
-)
-def test_a_convolution_and_the_custom_backbone_go_together_or_not_at_all(backbone, convolution):
-    with pytest.raises(ConfigError, match=rf"model\.backbone='{backbone}'.*convolution"):
-        model_of(ModelConfig(backbone=backbone), convolution=convolution)
+@pytest.fixture
+def attention_model() -> ClientModel:
+    name = register_convolution(lambda a, b: GATv2Conv(a, b, dropout=0.5, add_self_loops=False))
+    return model_of(ModelConfig(backbone=name, num_layers=1, aggregation_layers=(0,), hidden=6, dropout=0.0))
 
 
-def custom_model() -> ClientModel:
-    config = ModelConfig(backbone="custom", num_layers=1, aggregation_layers=(0,), hidden=6, dropout=0.0)
-    return model_of(config, convolution=lambda a, b: GATv2Conv(a, b, dropout=0.5, add_self_loops=False))
-
-
-def test_a_users_convolution_with_dropout_of_its_own_drops_by_step_and_layer():
-    model, block, hidden = custom_model(), ring_block(), torch.randn(NODES, 5)
+def test_a_users_convolution_with_dropout_of_its_own_drops_by_step_and_layer(attention_model):
+    model, block, hidden = attention_model, ring_block(), torch.randn(NODES, 5)
     torch.manual_seed(1)
     first = model.sublayer(0, hidden, None, block, dropout(0.0))
     torch.manual_seed(2)
@@ -230,8 +223,8 @@ def test_a_users_convolution_with_dropout_of_its_own_drops_by_step_and_layer():
     assert not torch.equal(first, other)
 
 
-def test_a_users_convolution_does_not_disturb_torchs_generator():
-    model, block = custom_model(), ring_block()
+def test_a_users_convolution_does_not_disturb_torchs_generator(attention_model):
+    model, block = attention_model, ring_block()
     torch.manual_seed(1)
     state = torch.get_rng_state()
     model.sublayer(0, torch.ones(NODES, 5), None, block, dropout(0.0))

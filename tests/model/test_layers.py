@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, SAGEConv, TransformerConv
 from torch_geometric.utils import add_self_loops
 
+from glasu import registry
 from glasu.config import ModelConfig, RunConfig, TrainConfig, WireConfig
 from glasu.data.graph import Graph
 from glasu.errors import ConfigError
@@ -20,7 +21,7 @@ from glasu.model.backbones import BACKBONES
 from glasu.model.blocks import Adjacency, Block, draw_all, draw_neighbors, make_labels
 from glasu.model.dropout import make_no_dropout
 from glasu.model.layers import (
-    CustomLayer,
+    ConvolutionLayer,
     GATLayer,
     GCNIILayer,
     GCNLayer,
@@ -36,6 +37,7 @@ from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
 from glasu.wire.encodings import DOUBLE, SINGLE
+from support.convolutions import register_convolution
 
 NODES = 14
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -61,12 +63,13 @@ def graph_of(kind: str) -> Graph:
 GRAPHS = ["symmetric", "directed", "isolated", "no edges", "hub"]
 
 
-OWNERS = {GCNLayer: "gcn", GCNIILayer: "gcnii", SAGELayer: "sage", GATLayer: "gat", CustomLayer: "custom"}
+OWN = register_convolution(lambda a, b: GATv2Conv(a, b, add_self_loops=False))
+OWNERS = {GCNLayer: "gcn", GCNIILayer: "gcnii", SAGELayer: "sage", GATLayer: "gat", ConvolutionLayer: OWN}
 
 
 def adjacency_of(graph: Graph, layer: Layer) -> Adjacency:
     inner = layer.layer if isinstance(layer, ResidualLayer) else layer
-    return Adjacency(graph, BACKBONES[OWNERS[type(inner)]].normalization, SINGLE)
+    return Adjacency(graph, registry.load("backbone", OWNERS[type(inner)]).normalization, SINGLE)
 
 
 def whole_block(graph: Graph, layer: Layer, targets: np.ndarray | None = None) -> Block:
@@ -256,7 +259,7 @@ def test_attention_survives_scores_that_would_overflow_exp():
 def test_a_users_convolution_is_called_on_the_graph_with_self_loops(make, form):
     torch.manual_seed(0)
     extra = {"add_self_loops": False} if make is GATv2Conv else {}
-    layer, graph = CustomLayer(make(5, 3, heads=2, **extra), 6), graph_of("isolated")
+    layer, graph = ConvolutionLayer(make(5, 3, heads=2, **extra), 6), graph_of("isolated")
     x = torch.randn(NODES, 5)
     edges, _ = add_self_loops(torch.from_numpy(graph.edge_index()), num_nodes=NODES)
     expected = layer.convolution(x, edges)
@@ -336,14 +339,12 @@ def test_the_order_of_a_gcn_layers_products_changes_nothing_but_rounding(rows, c
 
 def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel, Sampler]:
     config = ModelConfig(backbone=backbone, num_layers=1, hidden=6, aggregation_layers=(0,), heads=2, **keys)
-    custom = (lambda a, b: GATv2Conv(a, b, add_self_loops=False)) if backbone == "custom" else None
     model = ClientModel(
         config,
         num_clients=2,
         num_features=5,
         num_outputs=3,
         stream=lambda purpose, layer: Stream(0, purpose, layer=layer),
-        convolution=custom,
     )
     train = TrainConfig(sampler="neighbor", batch_size=0)  # the graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
@@ -378,7 +379,7 @@ def in_memory(features: Hidden) -> exact.FeatureRows:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", [*BACKBONES, OWN])
 def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     torch.manual_seed(0)
     graph = graph_of("symmetric")
@@ -394,7 +395,7 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     torch.testing.assert_close(computed(model, sampler, features, targets), whole, **CLOSE)
 
 
-@pytest.mark.parametrize("backbone", [backbone for backbone in BACKBONES if backbone != "gcnii"])
+@pytest.mark.parametrize("backbone", [*(name for name in BACKBONES if name != "gcnii"), OWN])
 def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_products_need_them(backbone):
     torch.manual_seed(0)
     model, sampler = exact_setting(backbone, graph_of("symmetric"))
@@ -449,7 +450,7 @@ def long_path(nodes: int) -> Graph:
 
 def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more():
     graph, spy = long_path(1000), Spy(5, 6)
-    model, sampler = exact_setting("custom", graph)
+    model, sampler = exact_setting(OWN, graph)
     model.layers[0].convolution = spy
     sampler.chunk_rows = 10
     computed(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
@@ -481,7 +482,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
     ],
 )
 def test_a_convolution_of_the_wrong_width_is_refused(convolution, said):
-    layer, graph = CustomLayer(convolution, 6), graph_of("symmetric")
+    layer, graph = ConvolutionLayer(convolution, 6), graph_of("symmetric")
     with pytest.raises(ConfigError, match=said):
         layer(torch.randn(NODES, 5), None, whole_block(graph, layer))
 
@@ -491,7 +492,7 @@ def test_a_convolution_that_answers_for_the_sources_is_refused():
         def forward(self, x: tuple[Tensor, Tensor], edges: Tensor) -> Tensor:
             return x[0]
 
-    layer, graph = CustomLayer(Sources(), 5), graph_of("symmetric")
+    layer, graph = ConvolutionLayer(Sources(), 5), graph_of("symmetric")
     with pytest.raises(ConfigError, match=r"returned shape \(14, 5\) for 3 nodes"):
         layer(torch.randn(NODES, 5), None, whole_block(graph, layer, np.array([1, 4, 6])))
 

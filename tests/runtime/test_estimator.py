@@ -12,6 +12,7 @@ from torch_geometric.nn import SAGEConv
 import glasu
 from glasu.errors import ConfigError
 from glasu.runtime.estimator import GLASUClassifier, GLASURegressor
+from support.convolutions import register_convolution
 from support.monolith import settings, tiny_parties
 
 QUICK = {"hidden": 8, "num_rounds": 4, "num_local_steps": 2, "learning_rate": 0.05}
@@ -72,7 +73,7 @@ def test_what_is_not_given_is_as_in_the_config_or_else_the_default():
 
 
 def test_every_named_parameter_is_a_setting():
-    own = set(GLASUClassifier().get_params()) - {"config", "convolution"}
+    own = set(GLASUClassifier().get_params()) - {"config"}
     model, train = glasu.RunConfig().to_dict()["model"], glasu.RunConfig().to_dict()["train"]
     assert own <= set(model) | set(train)
     assert not set(model) & set(train)
@@ -123,11 +124,11 @@ def test_a_bad_setting_is_refused_when_fitting_not_when_constructing():
         model.fit(tiny_parties())
 
 
-def test_a_convolution_of_ones_own_is_kept_for_prediction():
-    parties = tiny_parties()
-    model = GLASUClassifier(backbone="custom", convolution=SAGEConv, **QUICK).fit(parties)
+def test_a_registered_convolution_trains_and_predicts():
+    parties, name = tiny_parties(), register_convolution(SAGEConv)
+    model = GLASUClassifier(backbone=name, **QUICK).fit(parties)
     assert model.predict(parties).shape == (24,)
-    assert clone(model).get_params()["convolution"] is SAGEConv
+    assert clone(model).get_params()["backbone"] == name
 
 
 def test_a_multilabel_task_predicts_zeros_and_ones_and_scores_micro_f1():

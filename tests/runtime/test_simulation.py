@@ -31,6 +31,7 @@ from glasu.runtime.drive import check_contribution, drive
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
+from support.convolutions import register_convolution
 from support.monolith import ALL_LAYERS, identical, run, run_roles, settings, tiny_parties
 from support.tiny import simulate
 
@@ -242,7 +243,7 @@ def test_every_backbone_learns_with_every_aggregation(backbone, aggregation):
 @pytest.mark.parametrize("sampler", ["full", "neighbor"])
 def test_a_users_pyg_convolution_trains_and_repeats_itself(convolution, sampler):
     config = settings(
-        backbone="custom",
+        backbone=register_convolution(convolution),
         aggregation_layers=(1, 3),
         sampler=sampler,
         optimizer="adam",
@@ -250,7 +251,7 @@ def test_a_users_pyg_convolution_trains_and_repeats_itself(convolution, sampler)
         num_rounds=8,
         hidden=16,
     )
-    reports = [simulate(tiny_parties(), config, convolution=convolution).report for _ in range(2)]
+    reports = [simulate(tiny_parties(), config).report for _ in range(2)]
     assert np.mean(reports[0].losses[-2:]) < np.mean(reports[0].losses[:2])
     assert reports[0].weights_sha256 == reports[1].weights_sha256
 
@@ -262,12 +263,14 @@ def test_a_first_convolution_without_weights_to_learn_trains_the_others():
         made.append(SAGEConv(width, out).requires_grad_(bool(made)))
         return made[-1]
 
-    config = settings(backbone="custom", aggregation_layers=(3,), num_rounds=2, optimizer="sgd")
-    client = simulate(tiny_parties(1), config, convolution=convolution).clients[0]
+    config = settings(
+        backbone=register_convolution(convolution), aggregation_layers=(3,), num_rounds=2, optimizer="sgd"
+    )
+    client = simulate(tiny_parties(1), config).clients[0]
     first, second = (client.learner.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
     made.clear()
     still = config.replace(train={"learning_rate": 1e-30})
-    start = simulate(tiny_parties(1), still, convolution=convolution).clients[0]
+    start = simulate(tiny_parties(1), still).clients[0]
     untouched, moved = (start.learner.model.layers[layer].convolution.lin_l.weight for layer in (0, 1))
     assert torch.equal(first, untouched)
     assert not torch.equal(second, moved)
@@ -282,8 +285,8 @@ def test_a_client_without_labels_has_no_norm_before_a_classifier():
 def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
     """SAGEConv averages over neighbours and, as blocks hold self loops, over the node itself."""
     parties = tiny_parties(1)
-    looped = settings(backbone="custom", aggregation_layers=ALL_LAYERS, num_rounds=1)
-    client = simulate(parties, looped, convolution=SAGEConv).clients[0]
+    looped = settings(backbone=register_convolution(SAGEConv), aggregation_layers=ALL_LAYERS, num_rounds=1)
+    client = simulate(parties, looped).clients[0]
     weights = {
         key.removeprefix("convolution."): value for key, value in client.learner.model.layers[0].state_dict().items()
     }
@@ -298,12 +301,6 @@ def test_a_users_sageconv_is_the_built_in_sage_where_every_node_sees_itself():
         0, X, None, client.learner.sampler.exact_block(np.arange(24)), make_no_dropout()
     )
     torch.testing.assert_close(got, torch.relu(expected))
-
-
-@pytest.mark.parametrize(("backbone", "convolution"), [("custom", None), ("gcn", SAGEConv)])
-def test_a_convolution_goes_with_backbone_custom_and_with_no_other(backbone, convolution):
-    with pytest.raises(ConfigError, match="a custom convolution needs"):
-        simulate(tiny_parties(), settings(backbone=backbone, aggregation_layers=(3,)), convolution=convolution)
 
 
 # --- the server's checks -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from glasu.config import TrainConfig
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.trained_model import TrainedModel, write_predictions
+from support.convolutions import register_convolution
 from support.monolith import Monolith, settings, tiny_parties
 from support.tiny import simulate
 
@@ -25,17 +26,16 @@ KINDS = {
     "centralized": {"method": "centralized"},
     "simulated": {"method": "simulated", "backbone": "gat"},
     "input scale": {"aggregation_layers": (1, 3), "input_scale": "auto"},
-    "custom": {"aggregation_layers": (1, 3), "backbone": "custom"},
+    "own convolution": {"aggregation_layers": (1, 3), "backbone": register_convolution(SAGEConv)},
 }
 
 
 def fitted(name="mean"):
     keys = KINDS[name]
-    convolution = SAGEConv if name == "custom" else None
     parties = tiny_parties(owner=keys.get("labels"))
     config = settings(num_rounds=3, precision="fp32", optimizer="adam", **keys)
-    done = simulate(parties, config, convolution=convolution)
-    return TrainedModel.of(done.clients, convolution), parties, done
+    done = simulate(parties, config)
+    return TrainedModel.of(done.clients), parties, done
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def folder(tmp_path):
 def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
     model, parties, _ = fitted(name)
     model.save(tmp_path / "deep" / "model")
-    again = TrainedModel.load(tmp_path / "deep" / "model", model.convolution)
+    again = TrainedModel.load(tmp_path / "deep" / "model")
     who = {"party": "b"} if name == "standalone" else {}
     probabilities = model.predict_proba(parties, **who)
     assert probabilities.shape == (24, 3)
@@ -60,7 +60,7 @@ def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
     assert (again.classes, again.clients) == (model.classes, model.clients)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "custom"])
+@pytest.mark.parametrize("name", KINDS)
 def test_predictions_score_on_the_test_nodes_what_the_report_says(name):
     model, parties, done = fitted(name)
     labelled = next(one for one in parties if one.labels is not None)

@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> None:
     make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
-    from glasu.model.backbones import find_backbone
     from glasu.report import describe_missing
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.policy_file import find_policies
@@ -54,11 +53,6 @@ def run(args: argparse.Namespace) -> None:
             f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
-    if find_backbone(model.config.model).takes_convolution:
-        raise ConfigError(
-            f"{args.run_dir}: the model uses a custom convolution; predict in Python with "
-            "glasu.TrainedModel.load(folder, convolution=...).predict_proba(parties)."
-        )
     parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
     if args.parties is not None:
         parties = _choose(parties, args.parties)

@@ -6,7 +6,6 @@ This module imports without torch, because the config uses it to check settings 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from glasu import registry
@@ -31,7 +30,6 @@ class Backbone(ABC):
     uses_torch_generator: ClassVar[bool] = (
         False  # whether layers draw from torch's global generator; clients then run one after the other
     )
-    takes_convolution: ClassVar[bool] = False  # whether the caller of `glasu.train` passes the convolution
     fused_step: ClassVar[str] = ""  # "module:function" with (model, optimizer) -> `StepMaker` or None
 
     def __init__(self, config: ModelConfig) -> None:
@@ -114,7 +112,7 @@ class GAT(Backbone):
 
 
 class ConvolutionBackbone(Backbone):
-    """A PyG convolution on bipartite pairs. To train with one over the network, register a subclass.
+    """A PyG convolution on bipartite pairs. To train with one, register a subclass.
 
     The convolution is called with ((x_source, x_target), edge_index). The edges include the self loops.
     """
@@ -128,45 +126,15 @@ class ConvolutionBackbone(Backbone):
         """Return the convolution of one layer; it must not add self loops."""
 
     def build_layer(self, layer: int, width_in: int) -> Layer:
-        from glasu.model.layers import CustomLayer
+        from glasu.model.layers import ConvolutionLayer
 
-        return CustomLayer(self.convolution(width_in, self.config.hidden), self.config.hidden)
-
-
-class Custom(ConvolutionBackbone):
-    """The convolution that the caller of the Python API passes."""
-
-    takes_convolution = True
-
-    def __init__(self, config: ModelConfig, convolution: Callable[[int, int], nn.Module]) -> None:
-        super().__init__(config)
-        self._convolution = convolution
-
-    def convolution(self, width_in: int, width_out: int) -> nn.Module:
-        return self._convolution(width_in, width_out)
+        return ConvolutionLayer(self.convolution(width_in, self.config.hidden), self.config.hidden)
 
 
-BACKBONES: dict[str, type[Backbone]] = {"gcn": GCN, "gcnii": GCNII, "gat": GAT, "sage": SAGE, "custom": Custom}
+BACKBONES: dict[str, type[Backbone]] = {"gcn": GCN, "gcnii": GCNII, "gat": GAT, "sage": SAGE}
 
 
 def find_backbone(config: ModelConfig) -> type[Backbone]:
     """Return the class of the backbone that the config names."""
     found: type[Backbone] = registry.load("backbone", config.backbone)
     return found
-
-
-def build_backbone(config: ModelConfig, convolution: Callable[[int, int], nn.Module] | None = None) -> Backbone:
-    """Return the backbone that the config names.
-
-    Args:
-        config: the settings of the network.
-        convolution: builds the layers of the backbone "custom": (input width, output width) -> a PyG convolution.
-    """
-    kind = find_backbone(config)
-    if kind.takes_convolution != (convolution is not None):
-        raise ConfigError(
-            f'model.backbone={config.backbone!r}: a custom convolution needs backbone = "custom" and is passed in '
-            "Python: glasu.train(parties, config, convolution=...). To use it on the command line or over the "
-            "network, register a subclass of ConvolutionBackbone."
-        )
-    return kind(config) if convolution is None else kind(config, convolution)  # type: ignore[call-arg]

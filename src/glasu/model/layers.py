@@ -21,7 +21,6 @@ from glasu.model.blocks import Block, is_everything
 from glasu.model.sparse import SparseRows
 
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only for the raw features
-Convolution: TypeAlias = Callable[[int, int], nn.Module]  # (input width, output width) -> a PyG convolution
 Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some values and scales up the others
 DENSE_SPEED = 7  # speed of a dense product in multiplications per second, relative to a sparse one; measured
 
@@ -271,7 +270,7 @@ class ResidualLayer(Layer):
         return own
 
 
-class CustomLayer(Layer):
+class ConvolutionLayer(Layer):
     """A PyG convolution on the pair (x_source, x_target). The edges of a block include the self loops."""
 
     reads_input = True

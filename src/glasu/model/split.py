@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from glasu.config import ModelConfig
 from glasu.model.aggregation import make_aggregation
-from glasu.model.backbones import build_backbone
+from glasu.model.backbones import find_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
-from glasu.model.layers import Convolution, Hidden, Projection, ResidualLayer
+from glasu.model.layers import Hidden, Projection, ResidualLayer
 from glasu.model.seeding import seed_torch_generator
 from glasu.randomness import TORCH_GENERATOR, Stream
 
@@ -36,7 +36,6 @@ class ClientModel(nn.Module):
         num_features: int,
         num_outputs: int | None,
         stream: Callable[[str, int], Stream],
-        convolution: Convolution | None = None,
     ) -> None:
         """Create the layers with weights drawn from `stream(purpose, layer)`.
 
@@ -46,11 +45,10 @@ class ClientModel(nn.Module):
             num_features: d_m.
             num_outputs: the width of the classifier, or None for a client without labels.
             stream: the randomness of the initial weights; purpose "classifier" is equal at all clients with labels.
-            convolution: builds the layers of the backbone "custom".
         """
         super().__init__()
         self.config = config
-        self.backbone = build_backbone(config, convolution)
+        self.backbone = find_backbone(config)(config)
         self.aggregation_layers = frozenset(config.aggregation_layers)
         wide = config.hidden * make_aggregation(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]

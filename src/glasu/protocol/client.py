@@ -14,7 +14,6 @@ from glasu.data.party import PartyData
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError
 from glasu.model.blocks import NodeSet
-from glasu.model.layers import Convolution
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
@@ -45,7 +44,6 @@ class Client:
         index: int,
         names: Sequence[str],
         watch: Stopwatch,
-        convolution: Convolution | None = None,
         preparation: Preparation | None = None,
         secret: Secret | None = None,
         signer: Signer | None = None,
@@ -58,7 +56,6 @@ class Client:
             index: m.
             names: all parties in client order.
             watch: adds up the client's seconds.
-            convolution: builds the layers of backbone "custom".
             preparation: the preparation of the features of a model trained earlier; None: as the config says.
             secret: the secret of the party. Initial weights, dropout masks, neighbours and rounding are derived from
                 it; None: from `train.seed`, which is public.
@@ -71,7 +68,6 @@ class Client:
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
         self.identity = Identity(tuple(names), config.train.labels, index, run)
         self.progress = ClientProgress()
-        self._convolution = convolution
         whole = list_candidates(config)[0]
         both = divide_settings(whole)  # None unless `train.release = "once"`
         first = whole if both is None else both[0]
@@ -114,7 +110,6 @@ class Client:
             index=self.identity.index,
             num_clients=self.identity.num_clients,
             num_outputs=data.task.head_width(self.party.classes) if self.has_labels else None,
-            convolution=self._convolution,
             private_seed=self.keys.private_seed,
             classifier_seed=self.keys.run_key if config.train.warm_start else None,
         )

@@ -18,7 +18,7 @@ from glasu.model.aggregation import make_aggregation
 from glasu.model.blocks import NodeSet
 from glasu.model.dropout import Dropout, make_no_dropout
 from glasu.model.exact import ExactInference, FeatureRows
-from glasu.model.layers import Convolution, Hidden
+from glasu.model.layers import Hidden
 from glasu.model.optimizer import find_schedule_factor, make_optimizer
 from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
@@ -151,7 +151,6 @@ class Learner:
         index: int,
         num_clients: int,
         num_outputs: int | None,
-        convolution: Convolution | None = None,
         private_seed: int | Secret | None = None,
         classifier_seed: Secret | None = None,
     ) -> None:
@@ -163,7 +162,6 @@ class Learner:
             index: m.
             num_clients: M.
             num_outputs: the width of the classifier, or None for a client without labels.
-            convolution: builds the layers of backbone "custom".
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
             classifier_seed: decides the common classifier, if all clients know it and the server does not.
         """
@@ -183,7 +181,6 @@ class Learner:
             num_features=data.preparation.width,
             num_outputs=num_outputs,
             stream=make_stream,
-            convolution=convolution,
         ).to(data.dtype)
         if data.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", data.task.scale)

@@ -13,10 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.party import PartyData
 from glasu.model.blocks import NodeSet
-from glasu.model.layers import Convolution
 from glasu.model.task import make_task
 from glasu.report import RunReport
-from glasu.runtime.simulation import SimulationOptions, check_config, simulate
+from glasu.runtime.simulation import check_config, simulate
 from glasu.runtime.trained_model import TrainedModel
 
 
@@ -44,7 +43,6 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         learning_rate: float | None = None,
         seed: int | None = None,
         config: RunConfig | None = None,
-        convolution: Convolution | None = None,
     ) -> None:
         self.backbone = backbone
         self.num_layers = num_layers
@@ -57,7 +55,6 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.seed = seed
         self.config = config
-        self.convolution = convolution
 
     def _config(self) -> RunConfig:
         own = {key: value for key, value in self.get_params(deep=False).items() if value is not None}
@@ -67,8 +64,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
         """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
-        simulation = simulate(parties, self._config(), SimulationOptions(convolution=self.convolution))
-        self.report_, self.model_ = simulation.report, TrainedModel.of(simulation.clients, self.convolution)
+        simulation = simulate(parties, self._config())
+        self.report_, self.model_ = simulation.report, TrainedModel.of(simulation.clients)
         return self
 
     def predict(self, parties: Sequence[PartyData], nodes: NodeSet | None = None) -> NDArray[Any]:

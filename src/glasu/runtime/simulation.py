@@ -25,7 +25,6 @@ from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import find_backbone
-from glasu.model.layers import Convolution
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, WarmStepDone
@@ -62,7 +61,6 @@ Observer = Callable[[Event], None]
 class SimulationOptions:
     """Options of a simulation. Only `secrets` change weights and messages."""
 
-    convolution: Convolution | None = None  # backbone "custom": (width in, width out) -> PyG convolution
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
     notes: Sequence[str] = ()  # lines about the data for the report
@@ -102,7 +100,7 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with open_client_map(_count_workers(config, len(parties), options.workers)) as each:
-        clients = make_clients(config, parties, options.clock, options.convolution, secrets=secrets)
+        clients = make_clients(config, parties, options.clock, secrets=secrets)
         for client in clients:
             check_training(client, options.policies.get(client.name))
         digests = [_remove_test_labels(party).data_digest() for party in parties]
@@ -127,7 +125,6 @@ def train(
     parties: Sequence[PartyData],
     config: RunConfig | None = None,
     *,
-    convolution: Convolution | None = None,
     observer: Observer | None = None,
     workers: int | None = None,
     checkpoints: str | Path | None = None,
@@ -139,7 +136,6 @@ def train(
     Args:
         parties: the data of each party, from `split_vertically`, `load_parties` or `read_party`.
         config: the settings.
-        convolution: for backbone "custom": (width in, width out) -> a PyG convolution that adds no self loops.
         observer: called with every round and evaluation, perhaps from another thread.
         workers: number of clients that compute at the same time; by default one per core. It does not change the
             result.
@@ -151,7 +147,6 @@ def train(
             `time.process_time` counts CPU seconds.
     """
     options = SimulationOptions(
-        convolution=convolution,
         observer=observer,
         workers=workers,
         checkpoints=None if checkpoints is None else Path(checkpoints),
@@ -189,7 +184,6 @@ def make_clients(
     config: RunConfig,
     parties: Sequence[PartyData],
     clock: Clock = time.perf_counter,
-    convolution: Convolution | None = None,
     preparations: Sequence[Preparation] | None = None,
     secrets: Mapping[str, Secret] | None = None,
 ) -> list[Client]:
@@ -203,7 +197,6 @@ def make_clients(
             index=index,
             names=names,
             watch=Stopwatch(clock),
-            convolution=convolution,
             preparation=None if preparations is None else preparations[index],
             secret=secrets.get(party.name),
         )

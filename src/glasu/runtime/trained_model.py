@@ -32,9 +32,8 @@ from glasu.data.preprocessing import Preparation
 from glasu.data.tables import write_table
 from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
 from glasu.files import put_in_place, write_atomically
-from glasu.model.backbones import find_backbone
+from glasu.model.backbones import BACKBONES, find_backbone
 from glasu.model.blocks import NodeSet
-from glasu.model.layers import Convolution
 from glasu.model.split import digest_weights
 from glasu.model.task import Targets, make_task
 from glasu.protocol.client import Client
@@ -99,14 +98,13 @@ class TrainedModel:
     classes: tuple[str, ...]
     clients: tuple[ClientEntry, ...]
     weights: tuple[dict[str, Tensor], ...]
-    convolution: Convolution | None = None
     subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
     ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
     # With masks: the ranges of the columns of representations, by layer. All parties know them.
     ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, clients: Sequence[Client], convolution: Convolution | None = None) -> TrainedModel:
+    def of(cls, clients: Sequence[Client]) -> TrainedModel:
         """Return the model that clients have selected, of all parties or of one."""
         return cls(
             config=clients[0].config,
@@ -123,7 +121,6 @@ class TrainedModel:
                 for client in clients
             ),
             weights=tuple(client.progress.best_weights for client in clients),
-            convolution=convolution,
             subsets=_list_subsets(next((client for client in clients if client.has_labels), clients[0])),
             ensemble=clients[0].progress.ensemble,
             ranges=_list_ranges(clients[0]),
@@ -180,7 +177,7 @@ class TrainedModel:
         with open_client_map():
             prepared = self.add_unknown_labels(parties)
             preparations = [client.preparation for client in self.clients]
-            clients = make_clients(self.config, prepared, convolution=self.convolution, preparations=preparations)
+            clients = make_clients(self.config, prepared, preparations=preparations)
             for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
                 load_weights(client, entry, weights, self)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(digest_weights, self.weights)
@@ -296,7 +293,7 @@ class TrainedModel:
             (folder / name).unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, folder: str | Path, convolution: Convolution | None = None) -> TrainedModel:
+    def load(cls, folder: str | Path) -> TrainedModel:
         """Read a model that `save` wrote, from its folder or from the folder of the run."""
         folder = Path(folder)
         if (folder / "model" / MODEL_FILE).is_file():
@@ -315,7 +312,6 @@ class TrainedModel:
                 classes=manifest.classes,
                 clients=manifest.client,
                 weights=tuple(_read_weights(folder, client, config) for client in manifest.client),
-                convolution=convolution,
                 subsets=manifest.subset,
                 ensemble=manifest.ensemble,
                 ranges=manifest.ranges,
@@ -416,7 +412,7 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if find_backbone(model).takes_convolution:  # the weights of a user's convolution are unknown
+    if find_backbone(model) not in BACKBONES.values():  # the number of weights of a registered backbone is unknown
         return
     least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
