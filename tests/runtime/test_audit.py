@@ -11,10 +11,10 @@ from typing import get_args
 import pytest
 
 from glasu.errors import ConfigError
-from glasu.privacy.policy import Policy, PolicyError, ReleaseKind
+from glasu.privacy.policy import RELEASE_KINDS, Policy, PolicyError, ReleaseKind
 from glasu.protocol.messages import TensorMessage
 from glasu.runtime.audit import audit_folder
-from glasu.runtime.audit_page import KIND_TEXTS, render_page, render_text
+from glasu.runtime.audit_page import render_page, render_text
 from glasu.runtime.policy_file import PolicyFile
 from support.ledgers import Notes, list_entries
 from support.tiny import simulate, tiny
@@ -29,7 +29,7 @@ def train(folder, **options):
 
 
 def test_the_page_explains_every_kind():
-    assert set(KIND_TEXTS) == set(get_args(ReleaseKind))
+    assert set(RELEASE_KINDS) == set(get_args(ReleaseKind))
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,25 @@ ReleaseKind: TypeAlias = Literal[
     "key share",
     "blinded ids",
 ]
+# What every kind means, for an auditor.
+RELEASE_KINDS: Mapping[str, str] = {
+    "representation": "numbers that a party's layers compute from its features and edges, one row per node",
+    "change": "the difference of representations since their last release, one row per node",
+    "gradient": "derivatives of the loss, one row per node; at a party with labels they depend on the labels",
+    "probabilities": "class probabilities, or predicted numbers, one row per node",
+    "node sets": "which nodes take part in a round, or were requested; no features and no labels",
+    "losses": "the mean loss of each training step",
+    "metrics": "scores of the model, such as its accuracy",
+    "alpha": "one setting of the smoothed prediction",
+    "situation": "three figures about the data, from which a preset chooses settings",
+    "key": "keys of masks or ckks: public keys, and keys that are encrypted for the other parties",
+    "proof": "an HMAC with which the parties compare the server's answers at the end of a training",
+    "verdict": "two flags that the server reads (training stops; the best model is the average of the parties), and an "
+    "HMAC of the scores, or the label owner's verdict, encrypted",
+    "set size": "the number of ids of the party",
+    "key share": "a part of the key that the parties agree on",
+    "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
+}
 ProtectionName: TypeAlias = Literal[
     "clip",
     "noise",

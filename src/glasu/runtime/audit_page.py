@@ -7,29 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from glasu.privacy.policy import RELEASE_KINDS
 from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
 
 if TYPE_CHECKING:
     from glasu.privacy.accounting import Accountant
 
-KIND_TEXTS = {
-    "representation": "numbers that a party's layers compute from its features and edges, one row per node",
-    "change": "the difference of representations since their last release, one row per node",
-    "gradient": "derivatives of the loss, one row per node; at a party with labels they depend on the labels",
-    "probabilities": "class probabilities, or predicted numbers, one row per node",
-    "node sets": "which nodes take part in a round, or were requested; no features and no labels",
-    "losses": "the mean loss of each training step",
-    "metrics": "scores of the model, such as its accuracy",
-    "alpha": "one setting of the smoothed prediction",
-    "situation": "three figures about the data, from which a preset chooses settings",
-    "key": "keys of masks or ckks: public keys, and keys that are encrypted for the other parties",
-    "proof": "an HMAC with which the parties compare the server's answers at the end of a training",
-    "verdict": "two flags that the server reads (training stops; the best model is the average of the parties), and an "
-    "HMAC of the scores, or the label owner's verdict, encrypted",
-    "set size": "the number of ids of the party",
-    "key share": "a part of the key that the parties agree on",
-    "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
-}
 HEADINGS = ("phase", "kind", "layer", "protection", "releases", "rows", "largest", "bytes", "first", "last")
 WORDS = 4  # number of columns of HEADINGS that contain text
 CHECK_MARKS = {"good": "OK", "note": "NOTE", "bad": "FAILED"}
@@ -125,7 +108,7 @@ attack may recover more.</p>
 """
     level = "bad" if audit.failures else "good"
     kinds = {total.kind: "" for ledger in audit.ledgers for run in ledger.runs for total in run.totals}
-    meanings = [(kind, KIND_TEXTS.get(kind, "see the documentation of this version")) for kind in kinds]
+    meanings = [(kind, RELEASE_KINDS.get(kind, "see the documentation of this version")) for kind in kinds]
     when = f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
