@@ -7,11 +7,10 @@ of them, so reports and digests show them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Sections = Mapping[str, Mapping[str, Any]]
+from glasu.records import Sections
 
 
 class OnlyLastLayer:

@@ -46,6 +46,7 @@ from glasu import registry
 from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
+Sections = Mapping[str, Mapping[str, Any]]  # settings as plain values: {"train": {"num_local_steps": 1}}
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
 SCALARS = frozenset({str, bool, int, float, types.NoneType})  # types of values that need no conversion
 MAX_DEPTH = 32  # maximum depth of nested values; the only limit of json.loads is Python's recursion limit

@@ -5,26 +5,26 @@ A method is a row of METHODS. Other modules read the fields of this row and neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glasu import registry
 from glasu.config import ModelConfig, Override, RunConfig
 from glasu.errors import DataError
+from glasu.records import Sections
 
 if TYPE_CHECKING:  # a server reads this table, and it has no scipy
     from glasu.data.party import PartyData
 
 NOTHING_TO_SMOOTH = 'train.method="smooth" propagates predictions over edges; without edges use "ensemble".'
-Settings = Mapping[str, Mapping[str, Any]]  # {"train": {"num_local_steps": 1}}
 
 
 @dataclass(frozen=True)
 class Method:
     """One method."""
 
-    prescribe: Callable[[ModelConfig], Settings] | None = None  # returns the settings that the method decides
+    prescribe: Callable[[ModelConfig], Sections] | None = None  # returns the settings that the method decides
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
@@ -37,7 +37,7 @@ class Method:
         """Return whether the method decides a setting."""
         return key in self.list_prescribed(ModelConfig()).get(section, {})
 
-    def list_prescribed(self, model: ModelConfig) -> Settings:
+    def list_prescribed(self, model: ModelConfig) -> Sections:
         """Return the settings of a model that the method decides."""
         return {} if self.prescribe is None else self.prescribe(model)
 
@@ -57,7 +57,7 @@ def _pool(parties: Sequence[PartyData]) -> list[PartyData]:
     return [pool_parties(parties)] if len(parties) > 1 else list(parties)
 
 
-def _train_alone(model: ModelConfig) -> Settings:
+def _train_alone(model: ModelConfig) -> Sections:
     return {
         "model": {"aggregation_layers": ()},
         "train": {"backward": "local", "party_dropout": 0.0, "warm_start": 0, "release": "rounds"},

@@ -11,7 +11,7 @@ several, a short race on the validation nodes decides (`glasu.protocol.race`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
-from glasu.data.methods import Settings, keeps_scores
+from glasu.data.methods import keeps_scores
+from glasu.records import Sections
 
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
@@ -64,8 +65,8 @@ class Situation(NamedTuple):
 class Candidate:
     """Settings that a preset may choose."""
 
-    structure: Settings = field(default_factory=dict)  # the candidate is omitted if the user set another value
-    suggestions: Settings = field(default_factory=dict)
+    structure: Sections = field(default_factory=dict)  # the candidate is omitted if the user set another value
+    suggestions: Sections = field(default_factory=dict)
     # True: only if every party has edges, features and labels. False: only if a party lacks one. None: always.
     for_complete: bool | None = None
     for_one_owner: bool | None = None  # True: only if one party has the labels. False: only if all have them.
@@ -130,8 +131,8 @@ _NO_FEEDBACK = {"feedback": False}
 _ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
 _LOCAL = {**_ROUNDS, "backward": "local"}
 _EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
-_EXACT_SAGE: Settings = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
-_EXACT_GCNII: Settings = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
+_EXACT_SAGE: Sections = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
+_EXACT_GCNII: Sections = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
 _LONG = {"num_rounds": 200}
 _SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
 _LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
@@ -278,5 +279,5 @@ def _is_deep(config: RunConfig) -> bool:
     )
 
 
-def _list_keys(settings: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
+def _list_keys(settings: Sections) -> list[tuple[str, str, Any]]:
     return [(section, key, value) for section, keys in settings.items() for key, value in keys.items()]

@@ -6,10 +6,11 @@ row have the same settings. Because Q = 1, they also take the same number of ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from glasu.config import RunConfig
+from glasu.records import Sections
 
 COLUMNS = {  # heading -> method
     "alone": "standalone",
@@ -51,7 +52,7 @@ _SHALLOW = {  # for many feature columns and few nodes; the best model is found 
     "model": {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1), "hidden": 64, "dropout": 0.5},
     "train": {**_GCNII["train"], "num_rounds": 60, "weight_decay": 0.0005},
 }
-SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
+SETTINGS: dict[str, Sections] = {
     "cora": _GCNII,
     "citeseer": _GCNII,
     "pubmed": _GCNII,

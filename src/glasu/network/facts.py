@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -163,9 +163,21 @@ def _have_equal_ids(parties: Mapping[str, Facts], one: str, other: str, name: st
     return None if here is None or there is None else bool(getattr(here, name) == getattr(there, name))
 
 
-def collect_label_facts(party: PartyData) -> dict[str, Any]:
+class LabelFacts(TypedDict, total=False):
+    """The fields of `Facts` about labels, splits and the selected model."""
+
+    classes: int
+    class_names: str
+    label_scale: str
+    splits: str
+    validation_nodes: int
+    test_nodes: int
+    selected: Literal["ensemble", "joint"]
+
+
+def collect_label_facts(party: PartyData) -> LabelFacts:
     """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
-    facts: dict[str, Any] = {}
+    facts: LabelFacts = {}
     if party.labels is not None:
         facts |= collect_class_facts(party.classes)
     if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
@@ -181,7 +193,7 @@ def collect_label_facts(party: PartyData) -> dict[str, Any]:
     return facts
 
 
-def collect_class_facts(classes: Sequence[str]) -> dict[str, Any]:
+def collect_class_facts(classes: Sequence[str]) -> LabelFacts:
     """Return the facts about the names of classes."""
     return {"classes": len(classes), "class_names": hashlib.sha256("\0".join(classes).encode()).hexdigest()}
 

@@ -16,7 +16,7 @@ from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.control import ProposedAttempt
-from glasu.network.facts import Facts, collect_class_facts, collect_party_facts
+from glasu.network.facts import Facts, LabelFacts, collect_class_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
@@ -91,7 +91,7 @@ class PredictionParty(ClientPurpose[Predicted]):
 
     def facts(self) -> Facts:
         """Return the facts of this party: its data, and the training and classes of its model."""
-        about_classes = {} if self.party.labels is None else collect_class_facts(self.model.classes)
+        about_classes: LabelFacts = {} if self.party.labels is None else collect_class_facts(self.model.classes)
         if self.model.config.train.warm_start:
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
         return collect_party_facts(

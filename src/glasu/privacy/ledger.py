@@ -349,7 +349,7 @@ class Ledger:
         if self.sink is not None:
             self.sink.sync()
 
-    def list_totals(self) -> list[dict[str, Any]]:
+    def list_totals(self) -> list[dict[str, str | int]]:
         """Return the totals, one dictionary per kind of release."""
         return [
             {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -48,6 +48,13 @@ class Masking(Protocol):
     def __call__(self, payload: NDArray[Any], key: Key) -> NDArray[Any]:
         """Return the payload to send. It is called once for each key; a repeated frame has the same bytes."""
         ...
+
+
+class RowFacts(TypedDict, total=False):
+    """Nodes and digests of released rows, as arguments of `Ledger.record`."""
+
+    nodes: NDArray[np.int64]
+    row_digests: bytes | None
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,7 @@ class Release:
             value = perturbation(value, key)
         return value, digests
 
-    def _describe_rows(self, nodes: NDArray[np.int64] | None, digests: bytes | None) -> dict[str, Any]:
+    def _describe_rows(self, nodes: NDArray[np.int64] | None, digests: bytes | None) -> RowFacts:
         """Return nodes and digests of rows for the ledger, in node order; rows with noise always have both."""
         if nodes is None or not (self.enters_nodes or digests is not None):
             return {}

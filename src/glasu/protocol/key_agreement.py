@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -74,15 +74,17 @@ def client_key_agreement(client: Client) -> Script[None]:
     way = find_secure_aggregation(privacy)
     secret = way.make_secret() if client.identity.index == KEY_LEADER else None
     group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
-    common: dict[str, Any] = {
-        "own": client.identity.index,
-        "group_key": group_key,
-        "contributors": lambda each: list_contributors(client.config, client.identity, each),
-        "chunk_rows": client.config.wire.chunk_rows,
-        "transcript": transcript,
-    }
     try:
-        hiding = way.make_hiding(privacy, pair_keys, secret, **common)
+        hiding = way.make_hiding(
+            privacy,
+            pair_keys,
+            secret,
+            own=client.identity.index,
+            group_key=group_key,
+            contributors=lambda each: list_contributors(client.config, client.identity, each),
+            chunk_rows=client.config.wire.chunk_rows,
+            transcript=transcript,
+        )
     except ValueError as error:
         leader = client.identity.names[KEY_LEADER]
         raise ProtocolError(f"party {client.name!r}, {key}: the key of party {leader!r}: {error}.") from None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from glasu.config import RunConfig, list_candidates, resolve
 from glasu.errors import ConfigError
-from glasu.records import RecordError, parse_json, parse_toml, read_record
+from glasu.records import RecordError, Sections, parse_json, parse_toml, read_record
 from glasu.report import PartySummary
 
 Writer = Literal["train", "server", "party", "provision"]
@@ -37,7 +37,7 @@ class UsedSetting:
 class FinishedRun:
     """The parts of report.json that identify the run."""
 
-    config: Mapping[str, Mapping[str, Any]]
+    config: Sections
     overridden: Mapping[str, UsedSetting]
     parties: tuple[PartySummary, ...]
     baselines: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _compare_settings(run: FinishedRun, config: RunConfig, candidate: RunConfig)
     return found
 
 
-def _flatten(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _flatten(sections: Sections) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 

@@ -42,7 +42,7 @@ from glasu.protocol.prediction import check_predicts_nodes, client_prediction, s
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script
 from glasu.protocol.server import Server
-from glasu.records import parse_toml, read_record, to_plain
+from glasu.records import Sections, parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
 from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
@@ -78,7 +78,7 @@ class ModelManifest:
 
     schema: Literal[2]
     classes: tuple[str, ...]
-    config: Mapping[str, Mapping[str, Any]]
+    config: Sections
     client: tuple[ClientEntry, ...]
     extension: tuple[Extension, ...] = ()  # the extensions that the settings use
     subset: tuple[SubsetScores, ...] = ()

@@ -17,7 +17,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from glasu.errors import ConfigError, DataError, ProtocolError
 from glasu.files import name_file, write_atomically
 from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Message, TensorMessage
-from glasu.records import parse_json, read_record, to_plain
+from glasu.records import Sections, parse_json, read_record, to_plain
 from glasu.wire.encodings import Kind, make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
 
@@ -54,9 +54,9 @@ class TranscriptManifest:
     run: str  # hexadecimal
     parties: tuple[str, ...]
     num_nodes: int
-    config: Mapping[str, Mapping[str, Any]]  # the keys that were set; a preset decides the others
+    config: Sections  # the keys that were set; a preset decides the others
     # At the end of the run: all keys, and the round number in keys at which the winner of the race begins.
-    final_config: Mapping[str, Mapping[str, Any]] | None = None
+    final_config: Sections | None = None
     first_round: int = 0
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_disk, explain_error, log_detail
-from glasu.network.facts import collect_label_facts
+from glasu.network.facts import LabelFacts, collect_label_facts
 from glasu.network.findings import Finding
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
@@ -58,7 +57,7 @@ def _check_edges(graph: Graph) -> Finding:
 
 def check_settings(
     config: RunConfig, party: PartyData, offered: WelcomePayload, options: JoinOptions
-) -> tuple[list[Finding], dict[str, Any]]:
+) -> tuple[list[Finding], LabelFacts]:
     """Try the server's settings on the data: labels, splits and the size of the model.
 
     Returns:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -20,7 +20,7 @@ from glasu.network.doctor.machine import (
     explain_error,
     judge_clock,
 )
-from glasu.network.facts import Facts, Purpose, collect_party_facts
+from glasu.network.facts import Facts, LabelFacts, Purpose, collect_party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
@@ -56,7 +56,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
         self._party, self._now = party, now
-        self._labels: dict[str, Any] = {}  # facts about labels, once the settings are known
+        self._labels: LabelFacts = {}  # facts about labels, once the settings are known
         self._hello_at = math.nan  # when the hello was sent
         self._diagnosis: Diagnosis | None = None
 
