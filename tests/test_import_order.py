@@ -27,6 +27,7 @@ LEVELS = {
     "wire": 6,
     "data": 5,
     "config": 4,
+    "profiles": 3,
     "records": 2,
     "compiling": 1,
     "files": 1,
@@ -34,7 +35,6 @@ LEVELS = {
     "registry": 1,
     "ckks_parameters": 0,  # a leaf
     "errors": 0,
-    "profiles": 0,  # a leaf
     "secret": 0,  # a leaf
     "timing": 0,  # a leaf
 }
