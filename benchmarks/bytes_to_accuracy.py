@@ -90,14 +90,14 @@ def runs(dataset: str, seeds: int, ladder: Sequence[tuple[str, str, dict[str, An
     return result
 
 
-def reached(result: RunResult, goal: float) -> CurvePoint | None:
+def find_point_that_reaches(result: RunResult, goal: float) -> CurvePoint | None:
     """Return the first evaluation that reaches the goal, or None."""
     return next((point for point in result.curve if point.val_accuracy >= goal), None)
 
 
 def rung(dataset: str, results: Sequence[RunResult]) -> list[str]:
     """Return the table row of one setting over all seeds."""
-    firsts = [first for result in results if (first := reached(result, STOP_AT[dataset])) is not None]
+    firsts = [first for result in results if (first := find_point_that_reaches(result, STOP_AT[dataset])) is not None]
     whole = [result.curve[-1].bytes / 1e6 for result in results]
     cost = ["-"] * 3
     if firsts:
@@ -165,7 +165,7 @@ def write_csv(path: Path, results: Sequence[RunResult]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])
         for result in results:
-            row, first = result.row, reached(result, STOP_AT[result.row.dataset])
+            row, first = result.row, find_point_that_reaches(result, STOP_AT[result.row.dataset])
             moved = result.curve[-1].bytes
             until = "" if first is None else first.bytes
             writer.writerow([row.dataset, row.setting, row.seed, f"{row.test_accuracy:.6g}", moved, until])

@@ -44,6 +44,14 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         }
         for decay in (0.002, 0.005)
     },
+    **{f"gcnii local, dropout {rate}": {"model": GCNII, "train": {"party_dropout": rate}} for rate in (0.15, 0.3)},
+    **{
+        f"sage exact .01, decay 0.002, dropout {rate}": {
+            "model": SAGE,
+            "train": {**EXACT, "weight_decay": 0.002, "learning_rate": 0.01, "party_dropout": rate},
+        }
+        for rate in (0.15, 0.3)
+    },
     "gcnii local, warm": {"model": GCNII, "train": {"warm_start": 100}},
     "sage exact .03, decay": {"model": SAGE, "train": {**EXACT, **DECAY, "learning_rate": 0.03}},
     "gcn exact .01, decay": {"model": GCN, "train": {**EXACT, **DECAY, "learning_rate": 0.01}},

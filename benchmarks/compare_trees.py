@@ -172,7 +172,7 @@ class Checkout:
                 self._run(case, 1)  # compiles
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[Callable[[str], float]]:
+    def start_measuring(self) -> Iterator[Callable[[str], float]]:
         """Yield the function that times a case, in processes that are new."""
         worker = Worker(self.environment, self.rounds) if self.rounds else None
 
@@ -231,7 +231,7 @@ def main() -> int:
             for side, tree in (("old", args.old), ("new", args.new))
         )
         for first in range(0, args.turns, PROCESS_TURNS):
-            with old.measuring() as measure_old, new.measuring() as measure_new:
+            with old.start_measuring() as measure_old, new.start_measuring() as measure_new:
                 for turn in range(first, min(first + PROCESS_TURNS, args.turns)):
                     for name in cases:
                         order = [measure_old, measure_new] if turn % 2 == 0 else [measure_new, measure_old]

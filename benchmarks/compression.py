@@ -34,7 +34,7 @@ WIDTHS = (64, 128, 192)
 ALLOWED_LOSS, ALLOWED_SHARE = 0.3, 0.27  # of int8: points of accuracy; share of fp32 tensor bytes from width 128 on
 
 
-def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
+def make_config(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
     """Return the settings of a mode on a data set, with some keys of [train] changed."""
     method, changes = MODES[mode]
     return read_settings(dataset, method).replace(**changes).replace(wire={"precision": precision}, train=train)
@@ -43,7 +43,7 @@ def configured(dataset: str, mode: str, precision: str, **train: Any) -> RunConf
 def runs(dataset: str, mode: str, precision: str, seeds: int, rounds: int | None) -> list[Run]:
     """Return the runs of one table row, one per seed."""
     keys = {} if rounds is None else {"num_rounds": rounds}
-    configs = [configured(dataset, mode, precision, seed=seed, **keys) for seed in range(seeds)]
+    configs = [make_config(dataset, mode, precision, seed=seed, **keys) for seed in range(seeds)]
     return [Run(dataset, MODES[mode][0], f"{mode} {precision}", config.train.seed, config) for config in configs]
 
 
@@ -63,7 +63,7 @@ def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
     """Count the tensor bytes of the rounds until the first evaluation, of that evaluation and of the test."""
-    config = configured(dataset, mode, precision)
+    config = make_config(dataset, mode, precision)
     config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
     return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
 

@@ -220,12 +220,12 @@ def departments(num_users: int) -> list[PartyData]:
     return [replace(party, splits=splits) for party in parties]
 
 
-def divided(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
+def pool_and_divide(parties: Sequence[PartyData], num_clients: int) -> list[PartyData]:
     """Pool the departments and divide columns and edges among M clients; each client has 80 % of the edges."""
     return partition(pool_parties(parties), DataConfig(num_clients=num_clients, edge_fraction=0.8), 0)
 
 
-def aggregated(num_layers: int, count: int) -> tuple[int, ...]:
+def list_last_layers(num_layers: int, count: int) -> tuple[int, ...]:
     """Return the last K layers."""
     return tuple(range(num_layers - count, num_layers))
 
@@ -343,9 +343,10 @@ def main() -> None:
     print(f"exact gradient: autograd through all clients and the protocol's joint backward differ by {error:.1e}\n")
     curves, trained = [], {}
     for clients, layers, steps, pooled in settings:
-        used = divided(parties, clients) if pooled else parties
+        used = pool_and_divide(parties, clients) if pooled else parties
         config = base.replace(
-            model={"aggregation_layers": aggregated(base.model.num_layers, layers)}, train={"num_local_steps": steps}
+            model={"aggregation_layers": list_last_layers(base.model.num_layers, layers)},
+            train={"num_local_steps": steps},
         )
         points = []
         for updates in lengths:
@@ -390,7 +391,7 @@ def main() -> None:
 
     rows = []
     for layers, weights in sorted(trained.items()):
-        config = base.replace(model={"aggregation_layers": aggregated(base.model.num_layers, layers)})
+        config = base.replace(model={"aggregation_layers": list_last_layers(base.model.num_layers, layers)})
         for name, used_weights in (("initial", weights_of(build(config, parties))), ("trained", weights)):
             cosine, below, ratio = local_against_joint(config, parties, used_weights)
             rows.append([f"{layers}", name, f"{cosine:.3f}", f"{below:.3f}", f"{ratio:.2f}"])

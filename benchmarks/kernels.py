@@ -38,7 +38,7 @@ def random_graph(num_nodes: int, degree: int) -> Graph:
     return Graph(np.arange(0, degree * num_nodes + 1, degree), sources.ravel())
 
 
-def sampled(graph: Graph, sampling: str) -> Work:
+def make_sampling_work(graph: Graph, sampling: str) -> Work:
     """Return a function that draws four layers from 16 nodes with fan-out 3 and builds the blocks."""
     adjacency = Adjacency(graph, "symmetric", SINGLE)
     draw_edges = draw_neighbors if sampling == "node" else draw_layer
@@ -105,8 +105,8 @@ def main() -> None:
     chosen = np.arange(0, ROWS, 2)
     add("half of the rows", lambda: ours.rows(chosen), "scipy", lambda: matrix[chosen])
     for name, graph in (("2,708 nodes", random_graph(2_708, 4)), ("200,000 nodes", random_graph(200_000, 50))):
-        add(f"four layers, node-wise, {name}", sampled(graph, "node"))
-        add(f"four layers, layer-wise, {name}", sampled(graph, "layer"), repeats=5)
+        add(f"four layers, node-wise, {name}", make_sampling_work(graph, "node"))
+        add(f"four layers, layer-wise, {name}", make_sampling_work(graph, "layer"), repeats=5)
     header = ["kernel", "us", "library", "library x"]
     text = f"{ROWS} x {COLUMNS} block with {ENTRIES} entries, width {WIDTH}; four layers: batch 16, fan-out 3\n\n"
     text += markdown(header, rows)

@@ -49,7 +49,7 @@ KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 
 
-def configured(dataset: str, mode: str, kind: str, **train: Any) -> RunConfig:
+def make_config(dataset: str, mode: str, kind: str, **train: Any) -> RunConfig:
     """Return the settings of a mode on a data set."""
     method, changes = MODES[mode]
     precision, privacy = KINDS[kind]
@@ -59,7 +59,7 @@ def configured(dataset: str, mode: str, kind: str, **train: Any) -> RunConfig:
 
 def runs(dataset: str, mode: str, kind: str, seeds: int, keys: dict[str, Any]) -> list[Run]:
     """Return the runs of one table row, one per seed."""
-    configs = [configured(dataset, mode, kind, seed=seed, **keys) for seed in range(seeds)]
+    configs = [make_config(dataset, mode, kind, seed=seed, **keys) for seed in range(seeds)]
     return [Run(dataset, MODES[mode][0], f"{mode} {kind}", config.train.seed, config) for config in configs]
 
 

@@ -129,12 +129,12 @@ class Relay(threading.Thread):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._relay_connection, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self.ready.set()
         await server.serve_forever()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         onward, back = await asyncio.open_connection("127.0.0.1", self.target)
         await asyncio.gather(self._pass(reader, back), self._pass(onward, writer))
 
@@ -208,14 +208,14 @@ class Place:
         with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
             words = ["serve", self.run_file(rounds), "--listen", "127.0.0.1:0", *self._common("server", out)]
             log = stack.enter_context((Path(out) / "log").open("w+"))
-            server = stack.enter_context(self._started(words, log))
-            port = listening(Path(out) / "log", server)
+            server = stack.enter_context(self._start_command(words, log))
+            port = wait_for_port(Path(out) / "log", server)
             port = port if line == LOOPBACK else Relay(port, line).port
             parties = []
             for name in self.parties:
                 words = ["join", self.folder / "parties" / name, "--server", f"localhost:{port}"]
-                parties.append(stack.enter_context(self._started([*words, *self._common(name, out)], log)))
-            for now, most in watched(server):
+                parties.append(stack.enter_context(self._start_command([*words, *self._common(name, out)], log)))
+            for now, most in watch_memory(server):
                 memory.append(now)
                 peak = most
                 if any(party.poll() for party in parties):
@@ -238,7 +238,7 @@ class Place:
         return done.stdout
 
     @contextlib.contextmanager
-    def _started(self, words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    def _start_command(self, words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Start a command, and end it when the block ends."""
         command = [*GLASU, *map(str, words)]
         with subprocess.Popen(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -267,7 +267,7 @@ def cpu_of_children() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
+def wait_for_port(log: Path, server: subprocess.Popen[bytes]) -> int:
     """Wait until the server listens, and return its port."""
     while "listening on 127.0.0.1:" not in log.read_text():
         if server.poll() is not None:
@@ -276,7 +276,7 @@ def listening(log: Path, server: subprocess.Popen[bytes]) -> int:
     return int(log.read_text().split("listening on 127.0.0.1:")[1].split(",")[0])
 
 
-def watched(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
+def watch_memory(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
     """Yield the server's resident memory and its peak in KiB, every half second until the server ends."""
     while server.poll() is None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # the process may end at this moment

@@ -68,7 +68,7 @@ class GCN(nn.Module):
     def __init__(self, data: Data, num_classes: int) -> None:
         super().__init__()
         widths = pairwise((data.num_features, HIDDEN, num_classes))
-        self.layers = nn.ModuleList(_fitting(GCNConv(*pair, cached=True), data) for pair in widths)
+        self.layers = nn.ModuleList(_replace_if_dense(GCNConv(*pair, cached=True), data) for pair in widths)
 
     def forward(self, data: Data) -> Tensor:
         first, second = self.layers
@@ -88,7 +88,8 @@ class GCNII(nn.Module):
         super().__init__()
         self.encoder, self.classifier = nn.Linear(data.num_features, HIDDEN), nn.Linear(HIDDEN, num_classes)
         self.layers = nn.ModuleList(
-            _fitting(GCN2Conv(HIDDEN, ALPHA, THETA, layer=layer + 1, cached=True), data) for layer in range(LAYERS)
+            _replace_if_dense(GCN2Conv(HIDDEN, ALPHA, THETA, layer=layer + 1, cached=True), data)
+            for layer in range(LAYERS)
         )
 
     def forward(self, data: Data) -> Tensor:
@@ -112,7 +113,7 @@ def _input(data: Data, training: bool) -> Tensor:
     return features
 
 
-def _fitting(layer: nn.Module, data: Data) -> nn.Module:
+def _replace_if_dense(layer: nn.Module, data: Data) -> nn.Module:
     """Return PyG's layer, or the same function with a dense matrix if the graph is dense."""
     return layer if "A_hat" not in data else Dense(layer, data.A_hat)
 
@@ -182,7 +183,7 @@ def best_of(predictions: Iterator[NDArray[np.int64]], labels: NDArray[np.int64],
     return Accuracy(right(chosen, splits.validation), right(chosen, splits.test))
 
 
-def smoothed(data: Data) -> NDArray[np.float32]:
+def smooth_features(data: Data) -> NDArray[np.float32]:
     """Return A_hat^2 X."""
     if "A_hat" in data:
         return np.asarray((data.A_hat @ (data.A_hat @ data.x)).numpy())
@@ -207,7 +208,7 @@ def measure(name: str, seed: int, models: list[str]) -> Iterator[tuple[str, str,
             if model in MODELS:
                 yield view, model, train(MODELS[model], data, splits, seed)
         if "probe" in models and name in RELATIONS:
-            columns.append(smoothed(data))
+            columns.append(smooth_features(data))
             yield view, "probe", probe(columns[-1], data.y.numpy(), splits)
     if columns:
         yield "each, joined", "probe", probe(np.hstack(columns[:-1]), data.y.numpy(), splits)

@@ -107,11 +107,11 @@ def main() -> None:
         args.part, args.rounds = 16, 20
     with tempfile.TemporaryDirectory(prefix="glasu-scale-") as temporary:
         os.environ["GLASU_CACHE"] = str(args.cache or temporary)
-        text = measured(settings(args))
+        text = measure_run(settings(args))
     show(text, args.out)
 
 
-def measured(config: RunConfig) -> str:
+def measure_run(config: RunConfig) -> str:
     """Return the tables."""
     steps: list[tuple[str, Moment]] = []
     peaks: list[tuple[int, str]] = []

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from compare_trees import PROCESS_TURNS, TREE, interval
-from network import CORA, GLASU, LOOPBACK, SMALL, Line, Place, Relay, listening
+from network import CORA, GLASU, LOOPBACK, SMALL, Line, Place, Relay, wait_for_port
 from tables import markdown, place, positive, show
 
 ROUNDS = 1_000_000  # no run gets that far
@@ -53,7 +53,7 @@ class Cluster:
         run_file = self.place.run_file(ROUNDS)
         with log.open("w") as file:
             self._start(["serve", run_file, "--listen", "127.0.0.1:0"], "server", file)
-            port = listening(log, self.processes[0])
+            port = wait_for_port(log, self.processes[0])
             port = port if self.line == LOOPBACK else Relay(port, self.line).port
             for name in self.place.parties:
                 folder = self.place.folder / "parties" / name
@@ -89,7 +89,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(clusters: Sequence[Cluster], folder: Path) -> Iterator[None]:
+def run_clusters(clusters: Sequence[Cluster], folder: Path) -> Iterator[None]:
     """Start the clusters and wait until all of them train."""
     try:
         for index, cluster in enumerate(clusters):
@@ -131,7 +131,7 @@ def main() -> None:
             for first in range(0, args.turns, PROCESS_TURNS):
                 own = Path(folder) / f"turn {first}"
                 own.mkdir()
-                with running(clusters, own):
+                with run_clusters(clusters, own):
                     for _ in range(first, min(first + PROCESS_TURNS, args.turns)):
                         times.append(measure(clusters, args.seconds))
                         print(f"{case}: {', '.join(f'{1e3 * each:.1f} ms' for each in times[-1])}", flush=True)

@@ -31,7 +31,7 @@ GROWTH = (1, 4, 16)
 DEGREE, DENSE = 16.0, 64.0
 
 
-def grown(num_nodes: int, average_degree: float) -> list[PartyData]:
+def draw_parties(num_nodes: int, average_degree: float) -> list[PartyData]:
     """Return a synthetic graph divided among three clients; the number of labels does not depend on its size."""
     config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes, average_degree=average_degree))
     whole = draw_graph(config)
@@ -79,8 +79,8 @@ def main() -> None:
     text = f"{name}, M = 3, K = 2, Q = 4, batch 16, hidden 192, best of {repeats}\n\n" + markdown(header, rows) + "\n\n"
     text += "synthetic, the same with fanout 2, turn by turn, median ratio; edges and bytes of one client\n"
     text += "(in a small graph the draws overlap more, so fewer rows are read)\n\n"
-    more_nodes = {f"{factor} x the nodes": grown(smallest * factor, DEGREE) for factor in GROWTH}
-    more_edges = {f"{factor} x the edges": grown(smallest, DENSE * factor) for factor in GROWTH}
+    more_nodes = {f"{factor} x the nodes": draw_parties(smallest * factor, DEGREE) for factor in GROWTH}
+    more_edges = {f"{factor} x the edges": draw_parties(smallest, DENSE * factor) for factor in GROWTH}
     text += f"{growth(more_nodes, repeats)}\n\n{growth(more_edges, repeats)}"
     show(text, args.out)
 

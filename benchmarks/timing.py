@@ -82,7 +82,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
             marks.append((time.process_time(), {**spent, "all": clock()}, meter.total_bytes, meter.exchanges))
 
     clients = make_clients(config, parties, clock)
-    batches = [_noted(client) for client in clients]
+    batches = [_record_batches(client) for client in clients]
     server = make_server(config, clients)
     running = [Running(client.name, client_script(client), client.watch) for client in clients]
     serving = Running("server", server_script(server), watch, observe, "communication")
@@ -95,7 +95,7 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     return Timing(seconds / count, shares, (sent_then - sent) / count, (met_then - met) / count, kept)
 
 
-def _noted(client: Client) -> list[Batch]:
+def _record_batches(client: Client) -> list[Batch]:
     """Record the batches of the client's first window in the returned list."""
     gather = client.learner.gather
     noted: list[Batch] = []
