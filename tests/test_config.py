@@ -29,7 +29,7 @@ SECTIONS = {
 }
 
 
-def written(tmp_path, text: str, *overrides: str) -> RunConfig:
+def write_and_read(tmp_path, text: str, *overrides: str) -> RunConfig:
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
     return RunConfig.from_toml(path, overrides)
@@ -97,7 +97,7 @@ def test_a_config_survives_the_way_through_toml(tmp_path):
         name: {key: value for key, value in keys.items() if value is not None}  # TOML has no null
         for name, keys in config.to_dict().items()
     }
-    assert written(tmp_path, tomli_w.dumps(sections)) == config
+    assert write_and_read(tmp_path, tomli_w.dumps(sections)) == config
 
 
 def test_a_config_survives_the_way_through_json():
@@ -106,18 +106,18 @@ def test_a_config_survives_the_way_through_json():
 
 
 def test_an_empty_file_is_the_default_config(tmp_path):
-    assert written(tmp_path, "") == RunConfig()
+    assert write_and_read(tmp_path, "") == RunConfig()
 
 
 def test_whole_numbers_may_stand_where_any_number_may(tmp_path):
-    config = written(tmp_path, "[train]\nlearning_rate = 1\n[data]\nsplit = [1, 0, 0]")
+    config = write_and_read(tmp_path, "[train]\nlearning_rate = 1\n[data]\nsplit = [1, 0, 0]")
     assert config.train.learning_rate == 1.0
     assert isinstance(config.train.learning_rate, float)
     assert config.data.split == (1.0, 0.0, 0.0)
 
 
 def test_relative_paths_are_relative_to_the_file(tmp_path):
-    config = written(tmp_path, '[data]\nroot = "raw"\nparties = ["a", "../b", "/abs/c"]')
+    config = write_and_read(tmp_path, '[data]\nroot = "raw"\nparties = ["a", "../b", "/abs/c"]')
     here = tmp_path.resolve()
     assert config.data.root == str(here / "raw")
     assert config.data.parties == (str(here / "a"), str(here.parent / "b"), "/abs/c")
@@ -125,20 +125,20 @@ def test_relative_paths_are_relative_to_the_file(tmp_path):
 
 def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert written(tmp_path, '[data]\nroot = "~/raw"').data.root == "/home/somebody/raw"
+    assert write_and_read(tmp_path, '[data]\nroot = "~/raw"').data.root == "/home/somebody/raw"
 
 
 @pytest.mark.parametrize("path", ["~no-such-user/raw", "raw\\u0000"])
 def test_a_path_that_leads_nowhere_is_an_error_of_the_config(tmp_path, path):
     with pytest.raises(ConfigError, match=r"run\.toml: the path .*raw.* is invalid"):
-        written(tmp_path, f'[data]\nroot = "{path}"')
+        write_and_read(tmp_path, f'[data]\nroot = "{path}"')
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read .*give the path of a TOML file"):
         RunConfig.from_toml(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match=r"run\.toml: is not valid TOML"):
-        written(tmp_path, "[train\nseed = 1")
+        write_and_read(tmp_path, "[train\nseed = 1")
     (tmp_path / "latin.toml").write_bytes(b'[data]\nname = "\xe9"')
     with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML"):
         RunConfig.from_toml(tmp_path / "latin.toml")
@@ -163,19 +163,19 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
     ],
 )
 def test_an_override_is_read_as_toml_and_else_as_a_plain_string(tmp_path, override, section, key, value):
-    config = written(tmp_path, "[train]\nseed = 1\n", override)
+    config = write_and_read(tmp_path, "[train]\nseed = 1\n", override)
     assert getattr(getattr(config, section), key) == value
 
 
 def test_an_override_beats_the_file_and_the_last_one_the_others(tmp_path):
     text = "[train]\nseed = 1\nfanout = 5\n"
-    assert written(tmp_path, text, "train.seed=2", "train.seed=3").train == TrainConfig(seed=3, fanout=5)
+    assert write_and_read(tmp_path, text, "train.seed=2", "train.seed=3").train == TrainConfig(seed=3, fanout=5)
 
 
 @pytest.mark.parametrize("override", ["train.seed", "seed=1", "=1", ".seed=1", "train.=1", ""])
 def test_an_override_of_another_form_is_refused_with_an_example(tmp_path, override):
     with pytest.raises(ConfigError, match=r"section\.key=value, for example train\.seed=1"):
-        written(tmp_path, "", override)
+        write_and_read(tmp_path, "", override)
 
 
 # Unknown names
@@ -194,13 +194,13 @@ def test_an_override_of_another_form_is_refused_with_an_example(tmp_path, overri
 )
 def test_an_unknown_name_is_refused_with_the_nearest_known_one(tmp_path, text, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        written(tmp_path, text)
+        write_and_read(tmp_path, text)
     assert "run.toml" in str(caught.value) or "must be an integer" in said
 
 
 def test_an_unknown_name_in_an_override_is_refused_too(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown key train\.sead; did you mean 'seed'"):
-        written(tmp_path, "", "train.sead=1")
+        write_and_read(tmp_path, "", "train.sead=1")
 
 
 @pytest.mark.parametrize("value", [[], "x", -1, None, [("train", {})]], ids=str)
@@ -215,7 +215,7 @@ def test_settings_that_are_not_an_object_are_refused_with_their_source_and_an_ex
 
 def test_all_faults_of_all_sections_are_listed_together(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        written(tmp_path, "wire = 3", "model.hidden=0", "train.learning_rate=-1", "trian.x=1", "train.sead=1")
+        write_and_read(tmp_path, "wire = 3", "model.hidden=0", "train.learning_rate=-1", "trian.x=1", "train.sead=1")
     for part in ("model.hidden=0: ", "train.learning_rate=-1", "section [trian]", "key train.sead", "wire=3: must be"):
         assert part in str(caught.value)
 
@@ -403,7 +403,7 @@ def test_an_absurdly_long_number_is_refused_kindly(tmp_path, key, number):
     section, _, name = key.partition(".")
     for text, overrides in (("", [f"{key}={number}"]), (f"[{section}]\n{name} = {number}", [])):
         with pytest.raises(ConfigError) as caught:
-            written(tmp_path, text, *overrides)
+            write_and_read(tmp_path, text, *overrides)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 700 + len(str(tmp_path))
 
@@ -532,8 +532,8 @@ def test_a_number_of_clients_that_contradicts_the_folders_is_refused(asked, tmp_
 
 
 def test_the_digest_depends_on_the_settings_alone(tmp_path):
-    first = written(tmp_path, "[train]\nseed = 1\nfanout = 4\n[model]\nhidden = 8")
-    second = written(tmp_path, "[model]\nhidden = 8\n[train]\nfanout = 4\nseed = 1")
+    first = write_and_read(tmp_path, "[train]\nseed = 1\nfanout = 4\n[model]\nhidden = 8")
+    second = write_and_read(tmp_path, "[model]\nhidden = 8\n[train]\nfanout = 4\nseed = 1")
     assert first.digest() == second.digest()
     assert len(bytes.fromhex(first.digest())) == 32
 

@@ -14,6 +14,7 @@ from glasu.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 KEYS_OF_SEAMS = {  # seam -> section and key whose value names a choice of the seam
     "aggregation": ("model", "aggregation"),
@@ -45,6 +46,16 @@ def test_the_map_from_the_paper_to_the_code_names_files_that_exist():
     assert len(names) > 10
     missing = [name for name in names if not (ROOT / "src" / "glasu" / name).exists() and not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_map_in_the_architecture_page_names_functions_that_exist():
+    rows = re.findall(r"^\|.*`[\w/]+\.py`.*$", ARCHITECTURE.partition("## Where a change goes")[0], re.M)
+    cells = [cell for row in rows for cell in row.split("|")[3:]]
+    names = {name for cell in cells for name in re.findall(r"`(?:\w*\.)?(?!py`)(\w+)`", cell)}
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "glasu").rglob("*.py"))
+    known = set(re.findall(r"^\s*(?:def|class) (\w+)", source, re.M))
+    assert len(names) > 40
+    assert not names - known
 
 
 def test_the_readme_lists_every_command():

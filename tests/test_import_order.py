@@ -47,7 +47,7 @@ PUBLIC = {  # public name -> the module that defines it
 NO_WORLD = {"asyncio", "grpc", "io", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading", "time"}
 
 
-def imported(source: str, module: str) -> Iterator[str]:
+def list_imports(source: str, module: str) -> Iterator[str]:
     """List every module that the source imports anywhere, also inside functions and for type checking."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -65,7 +65,7 @@ def violations(source: str, module: str) -> list[str]:
     """List the imports of a module that go against the order; within one folder everything is allowed."""
     own = module.split(".")[1]
     found = []
-    for name in imported(source, module):
+    for name in list_imports(source, module):
         package, _, rest = name.partition(".")
         layer = rest.split(".")[0]
         if package != "glasu" or layer in (own, "__version__"):
@@ -182,6 +182,6 @@ def test_the_protocol_and_the_model_know_no_socket_thread_clock_or_file():
         name: outside
         for name, source in modules().items()
         if name.split(".")[1] in ("protocol", "model", "privacy")
-        and (outside := NO_WORLD & {item.split(".")[0] for item in imported(source, name)})
+        and (outside := NO_WORLD & {item.split(".")[0] for item in list_imports(source, name)})
     }
     assert found == {}

@@ -77,7 +77,7 @@ def test_the_seed_for_torch_is_one_that_torch_accepts(seed, round_index):
 # Words
 
 
-def mixed(value: int) -> int:
+def mix_bits(value: int) -> int:
     """Return the finaliser of SplitMix64, in Python's integers."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -88,7 +88,7 @@ def mixed(value: int) -> int:
 def test_a_word_is_the_documented_function_of_key_and_counter(key, counter):
     low, high = split_key(key)
     assert int(low) + (int(high) << 64) == key
-    expected = mixed(mixed((int(low) + counter * 0x9E3779B97F4A7C15) % 2**64) ^ int(high))
+    expected = mix_bits(mix_bits((int(low) + counter * 0x9E3779B97F4A7C15) % 2**64) ^ int(high))
     assert draw_words(low, high, np.array([counter])).tolist() == [expected]
 
 

@@ -91,7 +91,7 @@ class WatchedLabels:
         return self._labels[nodes]
 
 
-def watched(party):
+def watch_labels(party):
     if party.labels is not None:
         party = replace(party)
         object.__setattr__(party, "labels", WatchedLabels(party.labels, party.splits))
@@ -102,7 +102,7 @@ def watched(party):
 def test_every_party_reads_the_test_labels_once_after_all_else(keys):
     prepared = prepare_run(settings(keys), small_parties())
     config, evaluations = prepared.config, Counter()
-    clients = make_clients(config, [watched(party) for party in prepared.parties])
+    clients = make_clients(config, [watch_labels(party) for party in prepared.parties])
 
     def see(client, action):
         if isinstance(action, Evaluated) and action.split == "validation":

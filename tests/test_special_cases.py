@@ -34,7 +34,7 @@ def initial_weights(parties, config):
     return [client.learner.weights() for client in make_clients(config, parties)]
 
 
-def pooled(parties):
+def pool_by_hand(parties):
     """Bring the parties' data together by hand: all columns, and an edge wherever one of them has it."""
     A = np.max([dense_edges(one.graph) for one in parties], axis=0)
     target, source = np.nonzero(A)
@@ -66,7 +66,7 @@ def test_centralized_is_one_model_on_all_features_and_the_union_of_the_edges(bac
     parties = tiny_parties()
     done = simulate(parties, asked)
     alone = settings(backbone=backbone, aggregation_layers=())
-    everything = [pooled(parties)]
+    everything = [pool_by_hand(parties)]
     whole = descend(Monolith(alone, everything, initial_weights(everything, alone)))
     assert_same([client.learner.weights() for client in done.clients], whole.weights)
     assert [party["name"] for party in done.report.parties] == ["all"]
@@ -187,7 +187,7 @@ def test_simulated_is_one_model_that_aggregates_everywhere_with_all_edges_at_eve
     parties = tiny_parties()
     keys = {"backbone": "gcnii", "aggregation": aggregation}
     done = simulate(parties, settings(method="simulated", num_rounds=ROUNDS, num_local_steps=4, **keys))
-    union = pooled(parties).graph
+    union = pool_by_hand(parties).graph
     sharing = [replace(one, graph=union) for one in parties]
     config = settings(aggregation_layers=ALL_LAYERS, **keys)
     whole = descend(Monolith(config, sharing, initial_weights(sharing, config)))

@@ -23,9 +23,9 @@ MANY_DESCRIPTORS = 1 << 16
 M_ARENA_MAX = -8  # a constant of malloc.h
 
 
-def retry_without_descriptors(action: Callable[[], T], seconds: float = DESCRIPTORS_WITHIN) -> T:
+def retry_without_descriptors(action: Callable[[], T]) -> T:
     """Return `action()`, and repeat it for some seconds while no file descriptor is free."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + DESCRIPTORS_WITHIN
     while True:
         try:
             return action()

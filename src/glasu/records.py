@@ -180,7 +180,13 @@ class Checked:
 
 
 def read_record(
-    cls: type[T], value: object, source: str, *, finite: bool = True, names: Mapping[str, Any] | None = None
+    cls: type[T],
+    value: object,
+    source: str,
+    *,
+    finite: bool = True,
+    partial: bool = False,
+    names: Mapping[str, Any] | None = None,
 ) -> T:
     """Build a dataclass from a plain object, or raise RecordError with all faults.
 
@@ -189,9 +195,10 @@ def read_record(
         value: the parsed JSON or TOML.
         source: name of the file or message; the error starts with it.
         finite: whether to refuse floats that are not finite.
+        partial: whether to ignore unknown keys, because the document has more than `cls` needs.
         names: types that the module of `cls` imports for type checking only, by name.
     """
-    reader = _Reader(source, finite, names or {})
+    reader = _Reader(source, finite, names or {}, partial=partial)
     result = reader.read_dataclass(cls, value, "", 0)
     if reader.faults:
         raise RecordError(source, reader.faults)
@@ -228,9 +235,9 @@ def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_
     return _parse(lambda text: json.loads(text, object_pairs_hook=unique), "JSON", content, source, max_bytes)
 
 
-def parse_toml(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
+def parse_toml(content: bytes | str, source: str) -> dict[str, Any]:
     """Parse TOML; refuse deep nesting and documents that are too long."""
-    return typing.cast("dict[str, Any]", _parse(tomllib.loads, "TOML", content, source, max_bytes))
+    return typing.cast("dict[str, Any]", _parse(tomllib.loads, "TOML", content, source, MAX_DOCUMENT_BYTES))
 
 
 def _parse(
@@ -272,8 +279,8 @@ _ANY_MAPPING, _ANY_TUPLE = dict[str, Any], tuple[Any, ...]
 class _Reader:
     """Collects the faults of one document while it is converted."""
 
-    def __init__(self, source: str, finite: bool, names: Mapping[str, Any]) -> None:
-        self.source, self.finite, self.names = source, finite, dict(names)
+    def __init__(self, source: str, finite: bool, names: Mapping[str, Any], *, partial: bool = False) -> None:
+        self.source, self.finite, self.names, self.partial = source, finite, dict(names), partial
         self.faults: list[Fault] = []
 
     def fault(self, code: FaultCode, path: str, rule: str, found: str = "") -> None:
@@ -288,7 +295,7 @@ class _Reader:
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         before = len(self.faults)
         for key in value:
-            if key not in fields:
+            if key not in fields and not self.partial:
                 known = ", ".join(fields) or "none"
                 self.fault(FaultCode.UNKNOWN, path, f"has the unknown key {describe(key)}; known keys are {known}")
         found = {}
@@ -347,7 +354,7 @@ class _Reader:
             return self.read_value(rest[0], value, path, depth)
         rule, code = f"must be {' or '.join(map(describe_expected, rest))}", FaultCode.TYPE
         for option in rest:
-            attempt = _Reader(self.source, self.finite, self.names)
+            attempt = _Reader(self.source, self.finite, self.names, partial=self.partial)
             with contextlib.suppress(RecordError):  # too many faults
                 result = attempt.read_value(option, value, path, depth)
                 if not attempt.faults:
@@ -444,6 +451,26 @@ class _Reader:
 def read_type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
     """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
     return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
+
+
+def list_fields(cls: Any, names: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the names and types of the fields of a dataclass and of the dataclasses in its fields.
+
+    Args:
+        cls: the dataclass.
+        names: types that its module imports for type checking only.
+    """
+    found: dict[Any, list[tuple[str, str]]] = {}
+    waiting = [cls]
+    while waiting:
+        current = waiting.pop()
+        inner = typing.get_args(current)
+        if inner:
+            waiting += inner
+        elif dataclasses.is_dataclass(current) and current not in found:
+            found[current] = [(item.name, str(item.type)) for item in dataclasses.fields(current)]
+            waiting += read_type_hints(typing.cast(Any, current), tuple(names.items())).values()
+    return [(record.__name__, fields) for record, fields in found.items()]
 
 
 def describe_expected(annotation: Any) -> str:

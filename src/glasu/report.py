@@ -1,6 +1,7 @@
 """Reports of a run: typed values in memory, JSON in report.json, and a one-line summary.
 
-A simulation and a server write a `RunReport`, a party of a run between machines a `PartyReport`. Torch is not loaded.
+A simulation and a server write a `RunReport`, a party of a run between machines a `PartyReport`. Both roles write a
+`PredictionReport` after a prediction. Torch is not loaded.
 """
 
 from __future__ import annotations
@@ -104,10 +105,9 @@ def find_subset(subsets: Iterable[SubsetScores], present: Sequence[str]) -> Subs
     return next((found for found in subsets if set(found.parties) == set(present)), None)
 
 
-def describe_missing(missing: Sequence[str], scores: SubsetScores | None) -> str:
-    """Describe a prediction without some of the parties; `scores` are validation scores of the others."""
-    metrics = {} if scores is None else scores.metrics
-    listed = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()) or "unknown"
+def describe_missing(missing: Sequence[str], validation: Mapping[str, float] | None) -> str:
+    """Describe a prediction without some of the parties, with the validation scores of the others if they are known."""
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in (validation or {}).items()) or "unknown"
     return f"predicted without {', '.join(missing)}; validation scores of the parties present: {listed}."
 
 
@@ -434,6 +434,33 @@ class PartyReport(Report):
         """Return the report as plain values; scores that the server reports are omitted."""
         known = {name for name in ("validation", "history", "losses") if getattr(self, name) is None}
         return {key: value for key, value in super().to_dict().items() if key not in known}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionReport(JsonRecord):
+    """prediction.json of a server or of a party. A value that the role does not know is None."""
+
+    party: str | None = None
+    parties: tuple[str, ...]  # the parties of the training
+    missing: tuple[str, ...] = ()  # those that did not take part in the prediction
+    validation: Mapping[str, float] | None = None  # stored scores without the missing parties
+    training: str | None = None  # the run that trained the model
+    requested: int | None = None  # nodes
+    received: int | None = None
+    nodes: int | None = None  # number of nodes in all requests
+    traffic: Traffic
+    seconds: Seconds
+    privacy: Mapping[str, tuple[LedgerSummary, ...]] | None = None
+    versions: Mapping[str, str]
+
+    def summary(self) -> str:
+        """Return the result at the server in one sentence."""
+        mark = f" without {', '.join(self.missing)}" if self.missing else ""
+        return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
+
+    def to_json(self) -> str:
+        """Return the content of prediction.json."""
+        return json.dumps(to_json_value(self), indent=2) + "\n"
 
 
 def to_json_value(value: Any) -> Any:

@@ -12,8 +12,7 @@ Clock = Callable[[], float]
 class PausableClock:
     """A clock that can stop. Any thread may read it; one thread at a time pauses and resumes it."""
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         # Seconds of finished pauses, and the start of the current pause. They are one tuple, because other threads must
         # read both at the same moment.
         self._paused: tuple[float, float | None] = (0.0, None)
@@ -21,16 +20,16 @@ class PausableClock:
     def __call__(self) -> float:
         """Return the seconds without the pauses."""
         finished, start = self._paused
-        return (self.clock() if start is None else start) - finished
+        return (time.perf_counter() if start is None else start) - finished
 
     def paused_seconds(self) -> float:
         """Return the seconds of all pauses."""
         finished, start = self._paused
-        return finished if start is None else finished + self.clock() - start
+        return finished if start is None else finished + time.perf_counter() - start
 
     def pause(self) -> None:
         """Stop the clock."""
-        self._paused = self._paused[0], self.clock()
+        self._paused = self._paused[0], time.perf_counter()
 
     def resume(self) -> None:
         """Let the clock run again."""

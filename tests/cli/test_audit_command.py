@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from support.commands import SMALL_RUN, glasu, refused
+from support.commands import SMALL_RUN, assert_refused, glasu
 
 POLICY = "max_evaluations = 100\nmax_releases_per_row = 1000\n"
 
@@ -45,7 +45,7 @@ def test_a_broken_chain_is_one_line_and_exit_code_1(world, tmp_path):
     lines = (world / "run" / "ledger" / "b.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "ledger" / "b.jsonl").write_bytes(b"".join(lines[:3] + lines[4:]))
     done = glasu("audit", tmp_path)
-    refused(done, "b.jsonl, line 4: does not follow from the records before it", code=1)
+    assert_refused(done, "b.jsonl, line 4: does not follow from the records before it", code=1)
     assert ".;" not in done.stderr
     assert ".." not in done.stderr
 
@@ -85,7 +85,7 @@ def test_a_damaged_report_is_one_line_with_the_file_the_fault_and_the_remedy(wor
     report = json.loads((world / "run" / "report.json").read_text())
     (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps({**report, **content}))
     done = glasu("audit", tmp_path)
-    refused(done, f"{tmp_path / file}: ", words, "Restore the file, or move it out of the folder")
+    assert_refused(done, f"{tmp_path / file}: ", words, "Restore the file, or move it out of the folder")
     assert "report this" not in done.stderr
     (tmp_path / file).unlink()
     assert glasu("audit", tmp_path).returncode == 0  # the remedy helps
@@ -103,25 +103,27 @@ def test_a_damaged_report_is_one_line_with_the_file_the_fault_and_the_remedy(wor
 def test_damaged_heads_of_a_server_are_one_line_with_the_file_the_fault_and_the_remedy(world, tmp_path, content, words):
     (tmp_path / "serving.json").write_text(json.dumps(content))
     done = glasu("audit", world / "run", "--peers", tmp_path)
-    refused(done, f"{tmp_path / 'serving.json'}: ", words, "Restore the file, or move it out of the folder")
+    assert_refused(done, f"{tmp_path / 'serving.json'}: ", words, "Restore the file, or move it out of the folder")
 
 
 def test_a_folder_without_ledgers_is_one_line_and_exit_code_2(world, tmp_path):
-    refused(glasu("audit", tmp_path), "holds no ledger")
-    refused(glasu("audit", tmp_path / "missing"), "is not a folder")
-    refused(glasu("audit", world / "run", "--peers", tmp_path), "holds neither a ledger")
+    assert_refused(glasu("audit", tmp_path), "holds no ledger")
+    assert_refused(glasu("audit", tmp_path / "missing"), "is not a folder")
+    assert_refused(glasu("audit", world / "run", "--peers", tmp_path), "holds neither a ledger")
     (tmp_path / "serving.json").write_text("{}")
-    refused(glasu("audit", tmp_path), "a server has no ledger")
+    assert_refused(glasu("audit", tmp_path), "a server has no ledger")
 
 
 def test_a_policy_that_forbids_a_training_is_one_line_and_nothing_is_written(world, tmp_path):
     policy = tmp_path / "policy.toml"
     policy.write_text('forbid = ["representation"]\n')
     words = ("train", world / "run.toml", "--out", tmp_path / "run", "--quiet", "--policy", policy)
-    refused(glasu(*words), "policy.toml: forbid = ['representation']", "change the settings of the run, or the policy")
+    assert_refused(
+        glasu(*words), "policy.toml: forbid = ['representation']", "change the settings of the run, or the policy"
+    )
     assert not (tmp_path / "run").exists()
     policy.write_text('forbid = ["gradients"]\nmin_row = 3\n')
-    refused(glasu(*words), "forbid[0]='gradients'", "unknown key 'min_row'")
+    assert_refused(glasu(*words), "forbid[0]='gradients'", "unknown key 'min_row'")
 
 
 def test_the_policy_of_a_party_is_found_beside_its_data(world, tmp_path):
@@ -134,7 +136,7 @@ def test_the_policy_of_a_party_is_found_beside_its_data(world, tmp_path):
         done = glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run", "--quiet")
     finally:
         (world / "parties" / "b" / "policy.toml").unlink()
-    refused(done, "parties/b/policy.toml: require.representation = ['masks']: its protection is 'none'")
+    assert_refused(done, "parties/b/policy.toml: require.representation = ['masks']: its protection is 'none'")
 
 
 def test_an_alignment_writes_ledgers_and_obeys_the_policy(world, tmp_path):
@@ -146,7 +148,7 @@ def test_an_alignment_writes_ledgers_and_obeys_the_policy(world, tmp_path):
             (folder / path.name).write_bytes(path.read_bytes())
         folders.append(folder)
     (folders[1] / "policy.toml").write_text("max_ids = 59\n")
-    refused(glasu("align", *folders, "--quiet"), "max_ids = 59: this party has 60 ids")
+    assert_refused(glasu("align", *folders, "--quiet"), "max_ids = 59: this party has 60 ids")
     assert not (folders[0] / "alignment.parquet").exists()
     (folders[1] / "policy.toml").write_text("max_ids = 60\n")
     done = glasu("align", *folders, "--quiet")

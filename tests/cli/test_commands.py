@@ -16,7 +16,7 @@ import pytest
 from glasu.cli.interrupts import Terminated
 from glasu.cli.main import COMMANDS, main
 from glasu.errors import ConfigError
-from support.commands import GLASU, SMALL_RUN, Fake, glasu, refused, replace_run
+from support.commands import GLASU, SMALL_RUN, Fake, assert_refused, glasu, replace_run
 from support.warm_process import WarmProcess
 
 
@@ -85,7 +85,7 @@ def test_training_from_split_folders_gives_the_weights_of_the_named_data_set(
 
 def test_split_never_overwrites_a_party(run_file, tmp_path):
     assert glasu("split", run_file, "--out", tmp_path).returncode == 0
-    refused(glasu("split", run_file, "--out", tmp_path), "party.toml", "not overwritten")
+    assert_refused(glasu("split", run_file, "--out", tmp_path), "party.toml", "not overwritten")
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
@@ -126,16 +126,18 @@ def test_predict_needs_no_labels_and_takes_the_data_from_elsewhere(run_file, tmp
     result = glasu("predict", tmp_path / "run", "--set", elsewhere, "--out", tmp_path / "blind.csv")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "blind.csv").read_bytes() == (tmp_path / "known.csv").read_bytes()
-    refused(glasu("train", tmp_path / "folders.toml", "--set", elsewhere, "--out", tmp_path / "no"), "has no labels")
+    assert_refused(
+        glasu("train", tmp_path / "folders.toml", "--set", elsewhere, "--out", tmp_path / "no"), "has no labels"
+    )
 
 
 def test_predict_takes_settings_of_the_data_only(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
     for override in ("train.seed=1", "model.hidden=4", "trian.seed=1", "seed=1"):
         result = glasu("predict", tmp_path / "run", "--set", override, "--out", tmp_path / "p.csv")
-        refused(result, override, "only [data]")
+        assert_refused(result, override, "only [data]")
     result = glasu("predict", tmp_path / "run", "--set", "data.sead=1", "--out", tmp_path / "p.csv")
-    refused(result, "data.sead", "did you mean 'seed'")
+    assert_refused(result, "data.sead", "did you mean 'seed'")
     assert not (tmp_path / "p.csv").exists()
     other = glasu("predict", tmp_path / "run", "--set", "data.num_nodes=70", "--out", tmp_path / "p.csv")
     assert other.returncode == 0, other.stderr
@@ -146,8 +148,8 @@ def test_predict_with_a_standalone_model_needs_to_know_whose(run_file, tmp_path)
     run = tmp_path / "run"
     result = glasu("train", run_file, "--set", "train.method=standalone", "--out", run, "--quiet")
     assert result.returncode == 0, result.stderr
-    refused(glasu("predict", run, "--out", tmp_path / "p.csv"), "a, b, c")
-    refused(glasu("predict", run, "--party", "z", "--out", tmp_path / "p.csv"), "'z'", "a, b, c")
+    assert_refused(glasu("predict", run, "--out", tmp_path / "p.csv"), "a, b, c")
+    assert_refused(glasu("predict", run, "--party", "z", "--out", tmp_path / "p.csv"), "'z'", "a, b, c")
     found = set()
     for name in "abc":
         result = glasu("predict", run, "--party", name, "--out", tmp_path / f"{name}.csv")
@@ -235,7 +237,7 @@ def test_encryption_without_its_package_is_refused_in_one_line(run_file, tmp_pat
 @pytest.mark.parametrize(("settings", "words"), BAD_SETTINGS, ids=lambda item: ",".join(item)[:40])
 def test_a_bad_setting_is_one_line_that_names_it_and_exit_code_2(run_file, tmp_path, settings, words):
     overrides = [word for setting in settings for word in ("--set", setting)]
-    refused(glasu("train", run_file, *overrides, "--out", tmp_path / "run"), *words)
+    assert_refused(glasu("train", run_file, *overrides, "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run" / "report.json").exists()
 
 
@@ -253,7 +255,7 @@ def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_its_ledgers(run_
     result = glasu("train", run_file, *overrides, "--out", tmp_path / "run", "--quiet")
     *before, result.stderr = result.stderr.splitlines()
     assert all("removed" in line and "round-00000001.checkpoint" in line for line in before)
-    refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
+    assert_refused(result, "glasu train: party", found, "raining diverged", "learning_rate", code=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger"]
 
 
@@ -261,13 +263,17 @@ def test_a_run_that_diverges_is_one_line_exit_code_1_and_leaves_its_ledgers(run_
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(run_file, tmp_path, method):
     overrides = ["--set", "model.hidden=1000000000", "--set", f"train.method={method}"]
     result = glasu("train", run_file, *overrides, "--out", tmp_path / "deep" / "run", "--quiet")
-    refused(result, "glasu train: model.hidden=1000000000, ", "the model needs at least", "Choose smaller values.")
+    assert_refused(
+        result, "glasu train: model.hidden=1000000000, ", "the model needs at least", "Choose smaller values."
+    )
     assert not (tmp_path / "deep").exists()
 
 
 def test_a_folder_in_the_place_of_the_report_is_refused_before_training(run_file, tmp_path):
     (tmp_path / "run" / "report.json").mkdir(parents=True)
-    refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "report.json", "choose another --out")
+    assert_refused(
+        glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "report.json", "choose another --out"
+    )
     assert list((tmp_path / "run" / "report.json").iterdir()) == []
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
@@ -279,18 +285,18 @@ def test_a_machine_that_is_too_small_is_one_line_and_exit_code_1(run_file, tmp_p
 
     for command in ("train", "split"):
         result = glasu(command, run_file, "--out", tmp_path / "run", commands=replace_run(command, fail))
-        refused(result, f"glasu {command}: ", type(error).__name__, str(error), code=1)
+        assert_refused(result, f"glasu {command}: ", type(error).__name__, str(error), code=1)
 
 
 def test_a_missing_or_broken_run_file_is_one_line(tmp_path):
-    refused(glasu("train", tmp_path / "none.toml", "--out", tmp_path), "none.toml", "cannot be read")
+    assert_refused(glasu("train", tmp_path / "none.toml", "--out", tmp_path), "none.toml", "cannot be read")
     (tmp_path / "broken.toml").write_text("[data\nname = 1")
-    refused(glasu("train", tmp_path / "broken.toml", "--out", tmp_path), "broken.toml", "line 1")
+    assert_refused(glasu("train", tmp_path / "broken.toml", "--out", tmp_path), "broken.toml", "line 1")
 
 
 def test_an_unknown_command_or_flag_is_one_line(run_file):
-    refused(glasu("trian", run_file), "trian")
-    refused(glasu("train", run_file, "--outt", "x"), "--out")
+    assert_refused(glasu("trian", run_file), "trian")
+    assert_refused(glasu("train", run_file, "--outt", "x"), "--out")
 
 
 def party(folder: Path, *, nodes: str, edges: str, more: str = "") -> Path:
@@ -326,7 +332,7 @@ def test_bad_party_files_are_one_line_that_names_file_and_column(tmp_path, nodes
     party(tmp_path / "a", nodes=NODES, edges=EDGES)
     party(tmp_path / "b", nodes=nodes, edges=edges)
     (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n[train]\nnum_rounds = 1\n')
-    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
+    assert_refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run" / "report.json").exists()
 
 
@@ -344,7 +350,7 @@ def test_classes_that_do_not_fit_are_one_line(tmp_path, more, words):
     party(tmp_path / "a", nodes=NODES, edges=EDGES)
     party(tmp_path / "b", nodes=NODES, edges=EDGES, more=more)
     (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n[train]\nnum_rounds = 1\n')
-    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
+    assert_refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run" / "report.json").exists()
 
 
@@ -353,7 +359,7 @@ def test_parties_without_common_nodes_are_refused(tmp_path):
     other = "id,f,y,split\n7,0.5,u,train\n8,1.5,v,test\n"
     party(tmp_path / "b", nodes=other, edges="source,target\n7,8\n")
     (tmp_path / "run.toml").write_text('[data]\nparties = ["a", "b"]\n')
-    refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), "common")
+    assert_refused(glasu("train", tmp_path / "run.toml", "--out", tmp_path / "run"), "common")
 
 
 def test_a_model_is_refused_for_parties_of_another_number(run_file, tmp_path):
@@ -361,19 +367,19 @@ def test_a_model_is_refused_for_parties_of_another_number(run_file, tmp_path):
     assert glasu("train", run_file, "--set", "model.aggregation=concat", "--out", out, "--quiet").returncode == 0
     manifest = out / "model" / "model.toml"
     manifest.write_text(manifest.read_text().replace("num_clients = 3", "num_clients = 2"))
-    refused(glasu("predict", out, "--out", tmp_path / "p.csv"), "a, b, c", "a, b.")
+    assert_refused(glasu("predict", out, "--out", tmp_path / "p.csv"), "a, b, c", "a, b.")
 
 
 def test_predict_without_a_model_or_with_another_file_type_is_one_line(tmp_path):
-    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "holds no model")
-    refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
+    assert_refused(glasu("predict", tmp_path, "--out", tmp_path / "p.csv"), "holds no model")
+    assert_refused(glasu("predict", tmp_path, "--out", tmp_path / "p.txt"), ".parquet or .csv")
 
 
 MANY_ROUNDS = ("--set", "train.num_rounds=40")
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def unbroken_report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Return the report of a run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("unbroken")
     (folder / "run.toml").write_text(SMALL_RUN)
@@ -386,7 +392,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict:
     ("sent", "code"),
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
 )
-def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tmp_path, unbroken, sent, code):
+def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tmp_path, unbroken_report, sent, code):
     out, log = tmp_path / "run", tmp_path / "log"
     log.touch()
     process = WarmProcess(["train", str(run_file), *MANY_ROUNDS, "--out", str(out)], log)
@@ -406,12 +412,13 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     assert not (out / "checkpoints").exists()
     resumed = report(out)
     for field in ("weights_sha256", "test", "validation", "losses", "config"):
-        assert resumed[field] == unbroken[field]
-    for found, expected in zip(resumed["history"], unbroken["history"], strict=True):
+        assert resumed[field] == unbroken_report[field]
+    for found, expected in zip(resumed["history"], unbroken_report["history"], strict=True):
         assert found.keys() == expected.keys()
         assert all(found[key] == expected[key] for key in found if key not in ("bytes", "exchanges", "seconds"))
     moved = [
-        sum(each["traffic"][key] for key in ("bytes_to_server", "bytes_to_clients")) for each in (resumed, unbroken)
+        sum(each["traffic"][key] for key in ("bytes_to_server", "bytes_to_clients"))
+        for each in (resumed, unbroken_report)
     ]
     assert moved[0] >= moved[1]
     audited = glasu("audit", out)
@@ -439,7 +446,7 @@ def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start
     assert kept == ["round-00000002.checkpoint", "round-00000003.checkpoint"]
 
     other = ("train", run_file, "--set", "train.seed=1", "--out", out, "--quiet")
-    refused(glasu(*other), "unfinished run", "train.seed = 0 there, 1 here", "--fresh")
+    assert_refused(glasu(*other), "unfinished run", "train.seed = 0 there, 1 here", "--fresh")
     assert sorted(path.name for path in (out / "checkpoints").glob("*.checkpoint")) == kept
     result = glasu(*other, "--fresh")
     assert result.returncode == 0, result.stderr
@@ -455,7 +462,9 @@ def test_two_commands_cannot_train_in_one_folder(run_file, tmp_path):
     from glasu.files import hold_folder
 
     with hold_folder(tmp_path / "run" / "checkpoints"):
-        refused(glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is using this folder")
+        assert_refused(
+            glasu("train", run_file, "--out", tmp_path / "run", "--quiet"), "another command is using this folder"
+        )
 
 
 HELP = """
@@ -509,12 +518,12 @@ def test_the_broken_pipe_of_a_reader_is_no_traceback(tmp_path):
 
 def test_out_that_cannot_be_a_folder_is_refused_before_training(run_file, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(glasu("train", run_file, "--out", tmp_path / "file" / "run"), "--out", "choose another folder")
+    assert_refused(glasu("train", run_file, "--out", tmp_path / "file" / "run"), "--out", "choose another folder")
 
 
 def test_the_installed_command_refuses_bad_input_with_one_line_and_exit_code_2(run_file, tmp_path):
     words = [*GLASU, "train", str(run_file), "--set", "train.num_local_steps=0", "--out", str(tmp_path / "run")]
-    refused(subprocess.run(words, capture_output=True, text=True, timeout=60, check=False), "num_local_steps=0")
+    assert_refused(subprocess.run(words, capture_output=True, text=True, timeout=60, check=False), "num_local_steps=0")
 
 
 def test_a_step_that_diverges_at_the_very_end_fails_too(run_file, tmp_path):
@@ -554,7 +563,7 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing():
 
 def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
-    refused(
+    assert_refused(
         glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"),
         "party='a'",
         "the parties predict together",
@@ -577,7 +586,7 @@ def test_a_time_that_is_none_is_refused(command, seconds):
         "join": ["a", "--server", "localhost:1"],
         "doctor": ["a", "--server", "localhost:1"],
     }
-    refused(
+    assert_refused(
         glasu(command, *words[command], "--kit", "kit", "--out", "out", "--wait", seconds),
         f"argument --wait: {seconds!r} must be a number of seconds, 0 or more",
     )
@@ -586,7 +595,9 @@ def test_a_time_that_is_none_is_refused(command, seconds):
 @pytest.mark.parametrize("memory", ["nan", "0", "inf", "1e300", "much"])
 def test_a_memory_limit_that_is_none_is_refused(memory):
     words = ("a", "--server", "localhost:1", "--kit", "kit", "--out", "out")
-    refused(glasu("join", *words, "--max-memory", memory), f"--max-memory: {memory!r} must be a positive number of GiB")
+    assert_refused(
+        glasu("join", *words, "--max-memory", memory), f"--max-memory: {memory!r} must be a positive number of GiB"
+    )
 
 
 @pytest.mark.parametrize("named", ["", "model"])
@@ -594,7 +605,7 @@ def test_predict_says_of_one_partys_part_how_to_predict_with_it(named, tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "joining.json").write_text("{}")
     words = ("holds the model of one party", "glasu join", "--predict", str(tmp_path))
-    refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)
+    assert_refused(glasu("predict", tmp_path / named, "--out", tmp_path / "p.csv"), *words)
 
 
 @pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])

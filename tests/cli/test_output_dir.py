@@ -9,7 +9,7 @@ import pytest
 
 from glasu.files import hold_folder
 from glasu.pki.provision import provision
-from support.commands import SMALL_RUN, glasu, refused
+from support.commands import SMALL_RUN, assert_refused, glasu
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,9 @@ def test_a_folder_of_another_role_or_kind_is_refused_and_left_as_it_is(world, co
     if out in OWN.get(command.removesuffix(" --predict"), ()):
         pytest.skip("the command may continue in this folder")
     before = files(world)
-    refused(glasu(*words(world, command, world / out)), f"--out {world / out}: holds {HOLDS[out]}", "choose another")
+    assert_refused(
+        glasu(*words(world, command, world / out)), f"--out {world / out}: holds {HOLDS[out]}", "choose another"
+    )
     assert files(world) == before
 
 
@@ -100,20 +102,20 @@ def test_a_finished_run_is_not_trained_again_and_the_command_says_so(quiet, worl
 
 
 @pytest.mark.parametrize("change", [["--fresh"], ["--baselines"], []], ids=["fresh", "baselines", "no model"])
-def test_a_finished_run_is_trained_again_where_something_is_missing_or_on_request(change, world, finished):
-    before = json.loads((finished / "report.json").read_bytes())
+def test_a_finished_run_is_trained_again_where_something_is_missing_or_on_request(change, world, finished_run):
+    before = json.loads((finished_run / "report.json").read_bytes())
     if not change:
-        shutil.rmtree(finished / "model")
-    assert glasu("train", world / "run.toml", "--out", finished, "--quiet", *change).returncode == 0
-    after = json.loads((finished / "report.json").read_bytes())
+        shutil.rmtree(finished_run / "model")
+    assert glasu("train", world / "run.toml", "--out", finished_run, "--quiet", *change).returncode == 0
+    after = json.loads((finished_run / "report.json").read_bytes())
     assert after["weights_sha256"] == before["weights_sha256"]
     assert after["seconds"] != before["seconds"]
-    assert (finished / "model" / "model.toml").is_file()
+    assert (finished_run / "model" / "model.toml").is_file()
     assert bool(after["baselines"]) == ("--baselines" in change)
 
 
 @pytest.fixture
-def finished(world, tmp_path):
+def finished_run(world, tmp_path):
     """Return the folder of a finished run that only this test uses."""
     return shutil.copytree(world / "trained", tmp_path / "finished")
 
@@ -127,21 +129,25 @@ def finished(world, tmp_path):
         ("train.sampler=shared", "train.sampler = 'full' there, 'shared' here"),  # it was "auto"
     ],
 )
-def test_a_finished_run_with_other_settings_is_not_replaced_unless_told_so(setting, difference, world, finished):
-    before = files(finished)
-    command = ["train", world / "run.toml", "--set", setting, "--out", finished, "--quiet"]
-    refused(
-        glasu(*command), f"--out {finished}: holds a finished run with other", difference, "another --out", "--fresh"
+def test_a_finished_run_with_other_settings_is_not_replaced_unless_told_so(setting, difference, world, finished_run):
+    before = files(finished_run)
+    command = ["train", world / "run.toml", "--set", setting, "--out", finished_run, "--quiet"]
+    assert_refused(
+        glasu(*command),
+        f"--out {finished_run}: holds a finished run with other",
+        difference,
+        "another --out",
+        "--fresh",
     )
-    assert files(finished) == before
+    assert files(finished_run) == before
     assert glasu(*command, "--fresh").returncode == 0
-    assert files(finished) != before
+    assert files(finished_run) != before
     assert glasu(*command).returncode == 0  # it is this run's folder now
 
 
 @pytest.mark.parametrize("setting", ["train.sampler=full", "train.batch_size=0", "data.root=elsewhere"])
-def test_settings_that_mean_the_same_run_are_no_difference(setting, world, finished):
-    assert glasu("train", world / "run.toml", "--set", setting, "--out", finished, "--quiet").returncode == 0
+def test_settings_that_mean_the_same_run_are_no_difference(setting, world, finished_run):
+    assert glasu("train", world / "run.toml", "--set", setting, "--out", finished_run, "--quiet").returncode == 0
 
 
 def test_a_method_that_replaces_settings_can_run_again(world, tmp_path):
@@ -156,16 +162,16 @@ def test_a_method_that_replaces_settings_can_run_again(world, tmp_path):
 )
 def test_a_report_that_cannot_be_read_is_not_overwritten(content, world, tmp_path):
     (tmp_path / "report.json").write_text(content)
-    refused(glasu("train", world / "run.toml", "--out", tmp_path), f"{tmp_path / 'report.json'}: ", "--fresh")
+    assert_refused(glasu("train", world / "run.toml", "--out", tmp_path), f"{tmp_path / 'report.json'}: ", "--fresh")
     assert (tmp_path / "report.json").read_text() == content
 
 
-def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
+def test_an_interrupted_run_that_replaces_another_can_resume(world, finished_run):
     """The old report is removed when the new run starts. Without --fresh the command would be refused."""
-    command = ["train", world / "run.toml", "--set", "train.learning_rate=1e30", "--out", finished, "--quiet"]
+    command = ["train", world / "run.toml", "--set", "train.learning_rate=1e30", "--out", finished_run, "--quiet"]
     assert glasu(*command, "--fresh").returncode == 1  # it diverges
-    assert not (finished / "report.json").exists()
-    assert not (finished / "model" / "model.toml").exists()
+    assert not (finished_run / "report.json").exists()
+    assert not (finished_run / "model" / "model.toml").exists()
     assert glasu(*command).returncode == 1
 
 
@@ -173,7 +179,9 @@ def test_an_interrupted_run_that_replaces_another_can_resume(world, finished):
 def test_predictions_are_not_written_over_a_partys_data(world, name):
     before = files(world / "parties")
     out = world / "parties" / "a" / name
-    refused(glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file")
+    assert_refused(
+        glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file"
+    )
     assert files(world / "parties") == before
     assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
 
@@ -181,11 +189,13 @@ def test_predictions_are_not_written_over_a_partys_data(world, name):
 def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):
     with hold_folder(world / "busy"):
         ended = glasu(*words(world, "join", world / "busy"))
-    refused(ended, "another command is using this folder; wait until it ends, or end it")
+    assert_refused(ended, "another command is using this folder; wait until it ends, or end it")
 
 
 @pytest.mark.parametrize("out", ["parties/a", "server", "joined", "trained", "kits/a", "kits/ca"])
 def test_kits_are_not_made_among_what_belongs_to_others(world, out):
     before = files(world)
-    refused(glasu("provision", "--parties", "x", "--host", "h", "--out", world / out), f"--out {world / out}: holds ")
+    assert_refused(
+        glasu("provision", "--parties", "x", "--host", "h", "--out", world / out), f"--out {world / out}: holds "
+    )
     assert files(world) == before

@@ -16,7 +16,7 @@ import pytest
 from glasu.cli.main import build_parser
 from glasu.pki.kit import open_kit
 from glasu.pki.refusal import find_refusal
-from support.commands import GLASU, glasu, refused
+from support.commands import GLASU, assert_refused, glasu
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_installed_command_makes_private_keys_under_an_open_umask(tmp_path):
 
 def test_the_command_again_says_what_exists_and_changes_nothing(kits):
     before = {path: path.read_bytes() for path in kits.rglob("*.*") if path.is_file()}
-    refused(
+    assert_refused(
         glasu("provision", "--parties", "a,b,c", "--host", "localhost", "--out", kits),
         "already has kits (ca, server, a, b, c)",
         "nothing was changed",
@@ -124,7 +124,7 @@ def test_a_party_is_taken_off_the_roster_from_the_command_line(kits):
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, words, said):
-    refused(glasu("provision", *words.split(), "--out", tmp_path / "kits"), said)
+    assert_refused(glasu("provision", *words.split(), "--out", tmp_path / "kits"), said)
     assert not list(tmp_path.glob("kits/[!.]*"))
 
 
@@ -133,13 +133,15 @@ def test_a_name_in_broken_utf_8_is_one_line(tmp_path):
     result = subprocess.run(
         [*words, "--out", str(tmp_path / "kits")], capture_output=True, text=True, timeout=60, check=False
     )
-    refused(result, "the name is used in file names")
+    assert_refused(result, "the name is used in file names")
 
 
 def test_out_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "kits"):
-        refused(glasu("provision", "--parties", "a", "--host", "localhost", "--out", out), "--out", "another folder")
+        assert_refused(
+            glasu("provision", "--parties", "a", "--host", "localhost", "--out", out), "--out", "another folder"
+        )
 
 
 def test_provision_loads_neither_numpy_nor_torch(tmp_path):
@@ -159,7 +161,7 @@ def test_provision_loads_neither_numpy_nor_torch(tmp_path):
 
 
 @pytest.fixture
-def signed(tmp_path: Path) -> Path:
+def signed_kits(tmp_path: Path) -> Path:
     """Return a folder with a CA and the kits of two parties that made their keys themselves."""
     for name in "ab":
         assert glasu("provision", "request", "--party", name, "--out", tmp_path / name).returncode == 0
@@ -201,16 +203,16 @@ def test_the_server_makes_its_key_itself_too(tmp_path):
     for path in (tmp_path / "kits" / "server").iterdir():
         shutil.copy(path, tmp_path / "server")
     assert open_kit(tmp_path / "server", "server").roster == ("a",)
-    refused(glasu("provision", "request", "--out", tmp_path / "x"), "--party")
+    assert_refused(glasu("provision", "request", "--out", tmp_path / "x"), "--party")
 
 
-def test_pin_records_peers_and_refuses_another_key(signed):
+def test_pin_records_peers_and_refuses_another_key(signed_kits):
     digits = "0123-4567-89ab-cdef-0123-4567"
-    result = glasu("provision", "pin", signed / "a", "--peers", f"b={digits}", f"server={digits}")
+    result = glasu("provision", "pin", signed_kits / "a", "--peers", f"b={digits}", f"server={digits}")
     assert result.stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
-    other = glasu("provision", "pin", signed / "a", "--peers", "b=1123-4567-89ab-cdef-0123-4567")
-    refused(other, "--peers b: 1123-", "is not the pinned key 0123-")
-    assert glasu("provision", "pin", signed / "a").stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
+    other = glasu("provision", "pin", signed_kits / "a", "--peers", "b=1123-4567-89ab-cdef-0123-4567")
+    assert_refused(other, "--peers b: 1123-", "is not the pinned key 0123-")
+    assert glasu("provision", "pin", signed_kits / "a").stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
 
 
 def test_secret_makes_a_secret_once(kits):
@@ -221,7 +223,7 @@ def test_secret_makes_a_secret_once(kits):
     assert second.stdout == f"{kits / 'a' / 'secret.hex'}: exists already.\n"
     assert (kits / "a" / "secret.hex").read_text() == content
     assert content.strip() not in first.stdout + second.stdout
-    refused(glasu("provision", "secret", kits / "server"), "is the kit of the server")
+    assert_refused(glasu("provision", "secret", kits / "server"), "is the kit of the server")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_secret_makes_a_secret_once(kits):
 )
 def test_a_wrong_call_is_refused_in_one_line(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(glasu("provision", *words), said)
+    assert_refused(glasu("provision", *words), said)
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.protocol.alignment import DEFAULT_MAX_IDS
 from glasu.runtime.local_alignment import AlignmentOptions, align_folders
-from support.commands import glasu, refused
+from support.commands import assert_refused, glasu
 from support.messy_ids import SECRETS, list_common, list_people, name_person, spell, write_messy_folders
 from support.tiny import tiny_parties
 
@@ -160,10 +160,10 @@ def test_the_command_aligns_folders_and_refuses_in_one_line(folders, tmp_path):
     done = glasu("align", *folders)
     assert done.returncode == 0, done.stderr
     assert f"{len(list_common(PEOPLE))} of {len(list_people(0, PEOPLE))} ids are common" in done.stdout
-    refused(glasu("align", folders[0]), "two or more parties", "--server HOST:PORT --kit KIT")
-    refused(glasu("align", *folders, "--server", "localhost:1"), "--server and --kit must be given together")
-    refused(
+    assert_refused(glasu("align", folders[0]), "two or more parties", "--server HOST:PORT --kit KIT")
+    assert_refused(glasu("align", *folders, "--server", "localhost:1"), "--server and --kit must be given together")
+    assert_refused(
         glasu("align", *folders, "--max-ids", "3", "--quiet"), "the limit here is 3 (--max-ids", "raise the limit at"
     )
-    refused(glasu("align", *folders, "--max-ids", "0"), "must be an integer of 1 or more")
+    assert_refused(glasu("align", *folders, "--max-ids", "0"), "must be an integer of 1 or more")
     assert build_parser().parse_args(["align", "a", "b"]).max_ids == DEFAULT_MAX_IDS

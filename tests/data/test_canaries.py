@@ -72,7 +72,7 @@ BROKEN: dict[str, Files] = {
 }
 
 
-def written(folder: Path, contents: Files) -> Path:
+def write_files(folder: Path, contents: Files) -> Path:
     folder.mkdir()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
@@ -91,12 +91,12 @@ def assert_silent(call: Callable[[], object], where: Path, capfd: pytest.Capture
 
 
 def test_the_unbroken_files_are_read(tmp_path):
-    assert read_party(written(tmp_path / "a", files())).num_nodes == 2
+    assert read_party(write_files(tmp_path / "a", files())).num_nodes == 2
 
 
 @pytest.mark.parametrize("contents", BROKEN.values(), ids=BROKEN)
 def test_an_error_about_a_folder_quotes_no_value_of_its_tables(tmp_path, contents, capfd):
-    folder = written(tmp_path / "a", contents)
+    folder = write_files(tmp_path / "a", contents)
     assert_silent(lambda: read_party(folder), folder, capfd)
 
 
@@ -113,7 +113,7 @@ ASKED = {
 
 @pytest.mark.parametrize("content", ASKED.values(), ids=ASKED)
 def test_an_error_about_asked_ids_quotes_none_and_does_not_blame_party_toml(tmp_path, content, capfd):
-    folder = written(tmp_path / "a", files())
+    folder = write_files(tmp_path / "a", files())
     (tmp_path / "ids.csv").write_bytes(content)
     party = read_party(folder)
     said = assert_silent(lambda: find_query_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
@@ -121,7 +121,7 @@ def test_an_error_about_asked_ids_quotes_none_and_does_not_blame_party_toml(tmp_
 
 
 def test_asked_ids_in_no_file_do_not_blame_party_toml(tmp_path, capfd):
-    folder = written(tmp_path / "a", files())
+    folder = write_files(tmp_path / "a", files())
     party = read_party(folder)
     said = assert_silent(lambda: find_query_nodes(tmp_path / "ids.csv", folder, party), tmp_path / "ids.csv", capfd)
     assert "--predict" in said
@@ -142,11 +142,11 @@ def test_asked_ids_in_no_file_do_not_blame_party_toml(tmp_path, capfd):
 )
 def test_an_error_about_a_folder_says_where_and_what_to_do(tmp_path, case, said):
     with pytest.raises(DataError, match=said):
-        read_party(written(tmp_path / "a", BROKEN[case]))
+        read_party(write_files(tmp_path / "a", BROKEN[case]))
 
 
 def test_text_in_parquet_that_is_not_utf_8_is_refused(tmp_path):
-    folder = written(tmp_path / "a", {"party.toml": b'name = "a"\n', "edges.csv": b"source,target\n"})
+    folder = write_files(tmp_path / "a", {"party.toml": b'name = "a"\n', "edges.csv": b"source,target\n"})
     broken = pa.array([b"canary\xe9", b"b"]).view(pa.string())
     parquet.write_table(pa.table({"id": broken, "x": np.ones(2)}), folder / "nodes.parquet")
     with pytest.raises(DataError, match=r"nodes\.parquet: is not a Parquet file, or is damaged") as caught:

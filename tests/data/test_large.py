@@ -37,7 +37,7 @@ def cache(tmp_path):
 
 
 @pytest.fixture
-def unused(tmp_path):
+def unused_cache(tmp_path):
     """Return a cache that converts no data set."""
     return Cache(tmp_path / "unused", min_bytes=10**12)
 
@@ -84,7 +84,7 @@ def test_collecting_in_a_folder_leaves_only_the_graph(tmp_path):
 # Dividing
 
 
-def divided_at_once(graph, num_clients, edge_fraction, seed):
+def divide_at_once(graph, num_clients, edge_fraction, seed):
     """Divide the edges with all of them in memory: an independent implementation of `partition`."""
     source, target = graph.edge_index()
     place = {(int(s), int(t)): edge for edge, (s, t) in enumerate(zip(source, target, strict=True))}
@@ -113,11 +113,11 @@ def test_edges_divided_in_pieces_are_those_divided_at_once(
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
     workspace = Workspace(piece_bytes=8 * piece)
     parts = divide_edges(graph, num_clients, 0.7, seed, workspace)
-    for part, expected in zip(parts, divided_at_once(graph, num_clients, 0.7, seed), strict=True):
+    for part, expected in zip(parts, divide_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
 
-def assigned_at_once(graph, num_clients, concentration, seed):
+def assign_at_once(graph, num_clients, concentration, seed):
     """Assign the edges with all of them in memory: an independent implementation of `assign_edges`."""
     source, target = graph.edge_index()
     place = {(int(s), int(t)): edge for edge, (s, t) in enumerate(zip(source, target, strict=True))}
@@ -146,7 +146,7 @@ def test_edges_assigned_in_pieces_are_those_assigned_at_once(
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
     parts = assign_edges(graph, num_clients, 0.7, seed, Workspace(piece_bytes=8 * piece))
-    for part, expected in zip(parts, assigned_at_once(graph, num_clients, 0.7, seed), strict=True):
+    for part, expected in zip(parts, assign_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
 
@@ -157,7 +157,7 @@ def test_a_graph_that_lacks_the_reverse_of_one_edge_is_directed():
         rest = np.arange(graph.num_edges) != missing
         lacking = Graph.from_edges(source[rest], target[rest], 40)
         (part,) = divide_edges(lacking, 1, 0.5, 3, Workspace())
-        assert_same_graph(part, next(divided_at_once(lacking, 1, 0.5, 3)))
+        assert_same_graph(part, next(divide_at_once(lacking, 1, 0.5, 3)))
 
 
 def test_dividing_in_a_folder_leaves_the_parts_and_nothing_else(tmp_path):
@@ -337,11 +337,11 @@ SIZES = {"name": "synthetic", "num_nodes": 400, "num_features": 12, "num_classes
         ("standalone", "neighbor", 32),
     ],
 )
-def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sampler, batch_size):
+def test_a_cached_graph_trains_to_the_same_weights(cache, unused_cache, method, sampler, batch_size):
     config = run_config(method, sampler, batch_size, **SIZES)
-    expected = load_data(config, cache=unused)
+    expected = load_data(config, cache=unused_cache)
     weights = train(expected.parties, config).weights_sha256
-    assert not unused.folder.exists()
+    assert not unused_cache.folder.exists()
     for _ in range(2):  # the first call makes the entries, the second opens them
         loaded = load_data(config, cache=cache)
         assert loaded.statistics == expected.statistics
@@ -351,21 +351,21 @@ def test_a_cached_graph_trains_to_the_same_weights(cache, unused, method, sample
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["after training", "before training"])
-def test_a_cached_partition_serves_training_and_prediction(cache, unused, first):
+def test_a_cached_partition_serves_training_and_prediction(cache, unused_cache, first):
     config = run_config(**SIZES)
     for for_prediction in (first, not first, first):
-        expected = load_data(config, for_prediction=for_prediction, cache=unused).parties
+        expected = load_data(config, for_prediction=for_prediction, cache=unused_cache).parties
         for after, before in zip(
             load_data(config, for_prediction=for_prediction, cache=cache).parties, expected, strict=True
         ):
             assert_same_party(after, before)
 
 
-def test_a_cached_partition_has_the_splits_of_the_present_settings(cache, unused):
+def test_a_cached_partition_has_the_splits_of_the_present_settings(cache, unused_cache):
     for fractions in ((0.6, 0.2, 0.2), (0.2, 0.4, 0.4)):
         config = run_config(split=fractions, **SIZES)
         for after, before in zip(
-            load_data(config, cache=cache).parties, load_data(config, cache=unused).parties, strict=True
+            load_data(config, cache=cache).parties, load_data(config, cache=unused_cache).parties, strict=True
         ):
             assert_same_party(after, before)
 
@@ -391,9 +391,9 @@ def write_folders(where, *, common=True):
 
 @pytest.mark.parametrize("common", [True, False], ids=["with the same nodes", "with other nodes"])
 @pytest.mark.parametrize("method", ["glasu", "simulated", "centralized"])
-def test_cached_folders_equal_the_folders(tmp_path, cache, unused, method, common):
+def test_cached_folders_equal_the_folders(tmp_path, cache, unused_cache, method, common):
     config = run_config(method, parties=write_folders(tmp_path, common=common))
-    expected = load_data(config, cache=unused)
+    expected = load_data(config, cache=unused_cache)
     for _ in range(2):
         loaded = load_data(config, cache=cache)
         assert loaded.statistics == expected.statistics
@@ -431,7 +431,7 @@ def test_missing_values_are_replaced_as_the_config_says(tmp_path, cache):
     assert mean != 0.0
 
 
-def test_npz_sets_are_cached_whether_they_are_one_graph_or_several(tmp_path, cache, unused):
+def test_npz_sets_are_cached_whether_they_are_one_graph_or_several(tmp_path, cache, unused_cache):
     rng = np.random.default_rng(0)
     features = sp.csr_array((rng.random((60, 9)) < 0.3).astype(np.float32))
     arrays = {
@@ -448,7 +448,7 @@ def test_npz_sets_are_cached_whether_they_are_one_graph_or_several(tmp_path, cac
         np.savez(tmp_path / name / f"{name}.npz", **arrays, **edges, **weights, relations=np.array(relations))
         for method in ("glasu", "simulated", "centralized"):
             config = run_config(method, name=name, root=str(tmp_path))
-            expected = load_data(config, cache=unused)
+            expected = load_data(config, cache=unused_cache)
             for _ in range(2):
                 loaded = load_data(config, cache=cache)
                 assert loaded.statistics == expected.statistics

@@ -51,13 +51,13 @@ OTHER = {
 COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
 
 
-def given(section: str, key: str, value: object) -> RunConfig:
+def set_key(section: str, key: str, value: object) -> RunConfig:
     return RunConfig.from_dict({section: {key: value}})
 
 
 @pytest.mark.parametrize(("section", "key"), KEYS)
 def test_no_candidate_changes_a_key_that_is_set(section, key):
-    config = given(section, key, 4 if key == "num_layers" else OTHER[key])
+    config = set_key(section, key, 4 if key == "num_layers" else OTHER[key])
     for candidate in list_candidates(config):
         assert getattr(getattr(candidate, section), key) == getattr(getattr(config, section), key)
 

@@ -140,11 +140,11 @@ def test_what_the_folder_holds_is_not_run_again_unless_its_settings_changed(accu
     _, third = run_all(folder, "accuracy")
     assert [line.split(" (")[0] for line in third if "test accuracy" in line] == ["7/7 synthetic glasu-4"]
 
-    def changed(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
+    def change_learning_rate(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
         rate = {"learning_rate": 0.05} if method == "simulated" else {}
         return small(dataset, method, backbone).replace(train=rate)
 
-    _, fourth = run_all(folder, "accuracy", plan=Plan(settings=changed))
+    _, fourth = run_all(folder, "accuracy", plan=Plan(settings=change_learning_rate))
     assert [line.split(" (")[0] for line in fourth if "test accuracy" in line] == ["7/7 synthetic simulated"]
     _, fifth = run_all(folder, "accuracy")  # the earlier results still exist
     assert not any("test accuracy" in line for line in fifth)

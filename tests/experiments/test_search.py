@@ -286,7 +286,7 @@ def test_a_hopeless_choice_is_given_up_and_the_search_goes_on_past_divergence(ru
 
 
 def test_test_labels_change_nothing(run_file):
-    def permuted(config: RunConfig) -> list[glasu.PartyData]:
+    def load_permuted(config: RunConfig) -> list[glasu.PartyData]:
         parties = load_parties(config)
         for index, party in enumerate(parties):
             labels = party.labels.copy()
@@ -297,7 +297,7 @@ def test_test_labels_change_nothing(run_file):
     terms = Terms(RunConfig.from_toml(run_file), seeds=2)
     for rate in (0.001, 0.02, 0.1):
         point = {"train.learning_rate": rate}
-        plain, other = (run_trial(terms, point, load=load, clock=lambda: 0.0) for load in (load_parties, permuted))
+        plain, other = (run_trial(terms, point, load=load, clock=lambda: 0.0) for load in (load_parties, load_permuted))
         assert plain == other
 
 
@@ -345,7 +345,7 @@ def test_paths_in_best_toml_are_relative_to_it_unless_the_user_gave_them_absolut
     )
 
 
-def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     for word in words:
@@ -357,12 +357,12 @@ def test_a_folder_belongs_to_one_search(run_file, tmp_path):
     words = ["search", run_file, "--space", space, "--trials", "1", "--quiet", "--out", out]
     assert command(*words).returncode == 0
     assert command(*words, "--jobs", "2").returncode == 0
-    refused(command(*words, "--seeds", "2"), "study.db", "seeds=1, not 2", "--out")
-    refused(command(*words, "--max-bytes", "1GB"), "max_bytes=None, not 1000000000")
-    refused(command(*words, "--sampler", "grid"), "sampler='tpe', not 'grid'")
-    refused(command(*words, "--set", "train.num_rounds=5"), "train.num_rounds=4, not 5")
+    assert_refused(command(*words, "--seeds", "2"), "study.db", "seeds=1, not 2", "--out")
+    assert_refused(command(*words, "--max-bytes", "1GB"), "max_bytes=None, not 1000000000")
+    assert_refused(command(*words, "--sampler", "grid"), "sampler='tpe', not 'grid'")
+    assert_refused(command(*words, "--set", "train.num_rounds=5"), "train.num_rounds=4, not 5")
     space.write_text(GRID.replace("4, 8", "4, 8, 16"))
-    refused(command(*words), "space model.hidden=[4, 8], not [4, 8, 16]")
+    assert_refused(command(*words), "space model.hidden=[4, 8], not [4, 8, 16]")
 
 
 def test_two_searches_at_once_in_one_folder_are_refused(run_file, tmp_path):
@@ -391,19 +391,21 @@ def test_two_searches_at_once_in_one_folder_are_refused(run_file, tmp_path):
     ids=lambda item: " ".join(item),
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(run_file, tmp_path, more, words):
-    refused(command("search", run_file, *more, "--out", tmp_path / "out"), *words)
+    assert_refused(command("search", run_file, *more, "--out", tmp_path / "out"), *words)
     assert not (tmp_path / "out" / "study.db").exists()
 
 
 def test_a_file_that_is_no_study_is_refused(run_file, tmp_path):
     (tmp_path / "study.db").write_text("something else")
-    refused(command("search", run_file, "--out", tmp_path), "study.db", "choose another --out")
+    assert_refused(command("search", run_file, "--out", tmp_path), "study.db", "choose another --out")
     assert (tmp_path / "study.db").read_text() == "something else"
 
 
 def test_without_optuna_the_way_out_is_named(run_file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    refused(command("search", run_file, "--out", tmp_path / "out"), "needs optuna", "pip install 'glasu[search]'")
+    assert_refused(
+        command("search", run_file, "--out", tmp_path / "out"), "needs optuna", "pip install 'glasu[search]'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Setting:
     killed: bool = False  # killed by SIGKILL during a checkpoint, then started again
 
 
-def _sampled(sampler: str = "neighbor", **train: Any) -> dict[str, Any]:
+def _use_sampler(sampler: str = "neighbor", **train: Any) -> dict[str, Any]:
     return {"train.sampler": sampler, "train.batch_size": 16, **{f"train.{key}": value for key, value in train.items()}}
 
 
@@ -55,16 +55,16 @@ SETTINGS: dict[str, Setting] = {
     # samplers
     "default": Setting(),
     "full_batches": Setting({"train.sampler": "full", "train.batch_size": 20}),
-    "neighbor_node": Setting(_sampled(fanout=2)),
-    "neighbor_layer": Setting(_sampled(sampling="layer", fanout=2)),
-    "neighbor_induced": Setting(_sampled(blocks="induced", fanout=2)),
-    "neighbor_bounded": Setting(_sampled(max_nodes=40, fanout=4)),
-    "neighbor_no_prefetch": Setting(_sampled(prefetch=0)),
-    "neighbor_prefetch_2": Setting(_sampled(prefetch=2, num_rounds=6)),
-    "shared_node": Setting(_sampled("shared", fanout=2)),
-    "shared_layer_induced": Setting(_sampled("shared", sampling="layer", blocks="induced")),
-    "sampled_evaluation": Setting(_sampled(sampled_evaluation=True, evaluate_nodes=20)),
-    "shared_sampled_evaluation": Setting(_sampled("shared", sampled_evaluation=True)),
+    "neighbor_node": Setting(_use_sampler(fanout=2)),
+    "neighbor_layer": Setting(_use_sampler(sampling="layer", fanout=2)),
+    "neighbor_induced": Setting(_use_sampler(blocks="induced", fanout=2)),
+    "neighbor_bounded": Setting(_use_sampler(max_nodes=40, fanout=4)),
+    "neighbor_no_prefetch": Setting(_use_sampler(prefetch=0)),
+    "neighbor_prefetch_2": Setting(_use_sampler(prefetch=2, num_rounds=6)),
+    "shared_node": Setting(_use_sampler("shared", fanout=2)),
+    "shared_layer_induced": Setting(_use_sampler("shared", sampling="layer", blocks="induced")),
+    "sampled_evaluation": Setting(_use_sampler(sampled_evaluation=True, evaluate_nodes=20)),
+    "shared_sampled_evaluation": Setting(_use_sampler("shared", sampled_evaluation=True)),
     "evaluate_some_nodes": Setting({"train.evaluate_nodes": 10, "train.evaluate_every": 1}),
     # backbones
     "gcn": Setting(_gcn(0, 1)),
@@ -72,23 +72,23 @@ SETTINGS: dict[str, Setting] = {
         _gcn(1, 2, num_layers=3) | {"model.residual": True, "model.normalization": "layer"}
     ),
     "gat": Setting(_gcn(1) | {"model.backbone": "gat", "model.heads": 2}),
-    "gat_neighbor": Setting(_gcn(0, 1) | _sampled() | {"model.backbone": "gat", "model.heads": 4}),
+    "gat_neighbor": Setting(_gcn(0, 1) | _use_sampler() | {"model.backbone": "gat", "model.heads": 4}),
     "sage": Setting(_gcn(0, 1) | {"model.backbone": "sage", "model.dropout": 0.0}),
-    "sage_neighbor_residual": Setting(_gcn(1) | _sampled() | {"model.backbone": "sage", "model.residual": True}),
+    "sage_neighbor_residual": Setting(_gcn(1) | _use_sampler() | {"model.backbone": "sage", "model.residual": True}),
     "gcnii_normalized": Setting({"model.normalization": "layer", "model.alpha": 0.2, "model.theta": 1.0}),
     "gcnii_input_scale": Setting({"model.input_scale": 0.5, "model.dropout": 0.0}),
     # aggregations and their number
     "one_aggregation": Setting({"model.aggregation_layers": [3]}),
     "every_layer": Setting({"model.aggregation_layers": [0, 1, 2, 3]}),
     "concat": Setting({"model.aggregation": "concat"}),
-    "concat_neighbor_gcn": Setting(_gcn(0, 1) | _sampled() | {"model.aggregation": "concat"}),
+    "concat_neighbor_gcn": Setting(_gcn(0, 1) | _use_sampler() | {"model.aggregation": "concat"}),
     "two_clients": Setting({"data.num_clients": 2}),
     "five_clients": Setting({"data.num_clients": 5, "data.edge_fraction": 0.4, "data.seed": 3}),
     # precisions
     "fp64": Setting({"wire.precision": "fp64"}),
     "bf16": Setting({"wire.precision": "bf16"}),
     "int8": Setting({"wire.precision": "int8"}),
-    "int8_concat": Setting(_sampled() | {"wire.precision": "int8", "model.aggregation": "concat"}),
+    "int8_concat": Setting(_use_sampler() | {"wire.precision": "int8", "model.aggregation": "concat"}),
     "bf16_joint": Setting({"wire.precision": "bf16", "train.backward": "joint", "train.num_local_steps": 1}),
     "int8_joint_gcn": Setting(
         _gcn(0, 1) | {"wire.precision": "int8", "train.backward": "joint", "train.num_local_steps": 1}
@@ -96,18 +96,18 @@ SETTINGS: dict[str, Setting] = {
     # gradients and labels
     "joint": Setting({"train.backward": "joint", "train.num_local_steps": 1}),
     "joint_neighbor_concat": Setting(
-        _sampled(backward="joint", num_local_steps=1) | {"model.aggregation": "concat", "wire.precision": "fp64"}
+        _use_sampler(backward="joint", num_local_steps=1) | {"model.aggregation": "concat", "wire.precision": "fp64"}
     ),
     "labels_at_one_party": Setting({"train.labels": "b"}),
     "labels_at_one_party_joint": Setting(
         {"train.labels": "a", "train.backward": "joint", "train.num_local_steps": 1, "model.aggregation_layers": [0, 3]}
     ),
-    "labels_at_one_party_neighbor_int8": Setting(_sampled(labels="c") | {"wire.precision": "int8"}),
+    "labels_at_one_party_neighbor_int8": Setting(_use_sampler(labels="c") | {"wire.precision": "int8"}),
     # methods
     "centralized": Setting({"train.method": "centralized"}),
-    "centralized_neighbor_sage": Setting(_gcn(1) | _sampled(method="centralized") | {"model.backbone": "sage"}),
+    "centralized_neighbor_sage": Setting(_gcn(1) | _use_sampler(method="centralized") | {"model.backbone": "sage"}),
     "standalone": Setting({"train.method": "standalone"}, party="b"),
-    "standalone_neighbor": Setting(_sampled(method="standalone"), party="c"),
+    "standalone_neighbor": Setting(_use_sampler(method="standalone"), party="c"),
     "simulated": Setting({"train.method": "simulated"}),
     "simulated_gcn": Setting(_gcn(0, 1) | {"train.method": "simulated"}),
     # optimisers and schedules
@@ -135,15 +135,15 @@ SETTINGS: dict[str, Setting] = {
     "party_folders": Setting(data="split"),
     "multilabel": Setting({"train.task": "multilabel"}, data="multilabel"),
     "multilabel_at_one_party": Setting(
-        _sampled(task="multilabel", labels="east") | {"wire.precision": "bf16"}, data="multilabel"
+        _use_sampler(task="multilabel", labels="east") | {"wire.precision": "bf16"}, data="multilabel"
     ),
     "edge_weights": Setting(_gcn(0, 1), data="weighted"),
-    "edge_weights_neighbor": Setting(_sampled(), data="weighted"),
+    "edge_weights_neighbor": Setting(_use_sampler(), data="weighted"),
     # prepared features
     "prepared": Setting({"data.features": "auto"}),
-    "prepared_killed": Setting(_sampled(num_rounds=6) | {"data.features": "auto"}, data="weighted", killed=True),
+    "prepared_killed": Setting(_use_sampler(num_rounds=6) | {"data.features": "auto"}, data="weighted", killed=True),
     # checkpoints
     "killed": Setting({"train.num_rounds": 6, "train.evaluate_every": 1}, killed=True),
-    "killed_neighbor": Setting(_sampled(num_rounds=6, prefetch=4, labels="b"), killed=True),
-    "killed_standalone": Setting(_sampled(num_rounds=6, method="standalone"), party="a", killed=True),
+    "killed_neighbor": Setting(_use_sampler(num_rounds=6, prefetch=4, labels="b"), killed=True),
+    "killed_standalone": Setting(_use_sampler(num_rounds=6, method="standalone"), party="a", killed=True),
 }

@@ -29,7 +29,7 @@ NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
 
 
-def bounded(kind: str) -> Callable[..., Draw]:
+def make_bounded_draw(kind: str) -> Callable[..., Draw]:
     """Draw up to three neighbours per node, and keep at most two new nodes."""
 
     def draw_bounded(graph: Graph, targets: np.ndarray, fanout: int, key: int, labels: np.ndarray) -> Draw:
@@ -39,7 +39,7 @@ def bounded(kind: str) -> Callable[..., Draw]:
     return draw_bounded
 
 
-BOUNDED = {f"{kind}, bounded": bounded(kind) for kind in ("node", "layer", "shared")}
+BOUNDED = {f"{kind}, bounded": make_bounded_draw(kind) for kind in ("node", "layer", "shared")}
 TARGETS = np.array([0, 2, 3, 7])
 
 

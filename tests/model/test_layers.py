@@ -351,13 +351,15 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     return model, find_sampler(run.train)(run, graph, 0)
 
 
-def computed(model: ClientModel, sampler: Sampler, features: Hidden | exact.FeatureRows, targets: np.ndarray) -> Tensor:
+def compute_hidden(
+    model: ClientModel, sampler: Sampler, features: Hidden | exact.FeatureRows, targets: np.ndarray
+) -> Tensor:
     """Return H[L] at the targets, and check that every report is about more rows than the one before."""
     features = features if isinstance(features, exact.FeatureRows) else in_memory(features)
-    return finished(exact.ExactInference(model, sampler, features, targets))
+    return finish_inference(exact.ExactInference(model, sampler, features, targets))
 
 
-def finished(step: exact.ExactInference) -> Tensor:
+def finish_inference(step: exact.ExactInference) -> Tensor:
     hidden: Any = step.encode()
     shares = [0.0]
 
@@ -392,7 +394,7 @@ def test_a_layer_computed_in_chunks_equals_the_whole(backbone, form, residual):
     whole = model.sublayer(0, hidden, at_rows, sampler.exact_block(targets), make_no_dropout())
     sampler.chunk_rows = 2
     sampler.chunk_edges = 7
-    torch.testing.assert_close(computed(model, sampler, features, targets), whole, **CLOSE)
+    torch.testing.assert_close(compute_hidden(model, sampler, features, targets), whole, **CLOSE)
 
 
 @pytest.mark.parametrize("backbone", [*(name for name in BACKBONES if name != "gcnii"), OWN])
@@ -407,8 +409,8 @@ def test_features_that_stay_where_they_lie_are_read_twice_at_most_however_many_p
 
     sampler.chunk_rows = 2
     targets = np.arange(NODES)
-    lying = computed(model, sampler, exact.FeatureRows((NODES, 5), read, chunk_values=15), targets)
-    torch.testing.assert_close(lying, computed(model, sampler, features, targets), **CLOSE)
+    lying = compute_hidden(model, sampler, exact.FeatureRows((NODES, 5), read, chunk_values=15), targets)
+    torch.testing.assert_close(lying, compute_hidden(model, sampler, features, targets), **CLOSE)
     assert np.bincount(asked, minlength=NODES).max() <= 2  # to prepare them, and to mix them
 
 
@@ -423,7 +425,7 @@ def test_chunks_take_every_row_once_and_exceed_the_bound_on_edges_only_for_a_sin
     sampler.chunk_rows = rows
     sampler.chunk_edges = edges
     targets = np.arange(1, NODES)
-    computed(model, sampler, torch.randn(NODES, 5), targets)
+    compute_hidden(model, sampler, torch.randn(NODES, 5), targets)
     np.testing.assert_array_equal(np.concatenate(asked), targets)
     degrees = np.diff(graph.indptr)
     for part in asked:
@@ -453,7 +455,7 @@ def test_a_users_convolution_is_shown_the_neighbourhood_of_a_chunk_and_no_more()
     model, sampler = exact_setting(OWN, graph)
     model.layers[0].convolution = spy
     sampler.chunk_rows = 10
-    computed(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
+    compute_hidden(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
     assert spy.seen == [(11, 10, 20)] * 3  # ten rows and their predecessor; one edge and one self loop per row
 
 
@@ -469,7 +471,7 @@ def test_attention_looks_at_the_neighbourhood_of_a_chunk_and_no_more(monkeypatch
 
     monkeypatch.setattr(model.layers[0], "propagate", see)
     sampler.chunk_rows = 10
-    computed(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
+    compute_hidden(model, sampler, torch.randn(1000, 5), np.arange(100, 130))
     assert seen == [(11, (10, 11))] * 3
 
 
@@ -499,7 +501,7 @@ def test_a_convolution_that_answers_for_the_sources_is_refused():
 
 def test_an_exact_layer_over_no_rows_is_empty():
     model, sampler = exact_setting("sage", graph_of("symmetric"))
-    result = computed(model, sampler, torch.randn(NODES, 5), np.empty(0, np.int64))
+    result = compute_hidden(model, sampler, torch.randn(NODES, 5), np.empty(0, np.int64))
     assert result.shape == (0, 6)
 
 
@@ -516,7 +518,7 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
     sampler, features = find_sampler(run.train)(run, graph, 0), torch.randn(NODES, 5)
     stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
     step = exact.ExactInference(model, sampler, in_memory(features) if form == "in memory" else stored, nodes)
-    hidden = finished(step)
+    hidden = finish_inference(step)
     everything = np.arange(NODES)
     expected, initial = model.encode(features, make_no_dropout())
     for layer, targets in enumerate((everything, nodes)):

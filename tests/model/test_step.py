@@ -69,13 +69,13 @@ def inputs_of(model: ClientModel, *, dense: bool = False) -> Inputs:
     return Inputs(features, blocks, tuple(rows))
 
 
-def fused(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
+def make_fused_step(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Step:
     weights = FusedWeights.of(model)
     assert weights is not None
     return FusedStep(weights, inputs, dropout)
 
 
-def plainly(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
+def compute_logits(model: ClientModel, inputs: Inputs, dropout: Dropout) -> Tensor:
     """Return the logits, with one autograd graph over all layers."""
     hidden, initial = model.encode(inputs.features, dropout)
     for layer, (block, rows) in enumerate(zip(inputs.blocks, inputs.initial_rows, strict=True)):
@@ -107,8 +107,8 @@ def gradients(model: ClientModel) -> dict[str, Tensor]:
 
 
 WAYS = {
-    "fused": (fused, {}),
-    "fused, layer norms": (fused, {"normalization": "layer"}),
+    "fused": (make_fused_step, {}),
+    "fused, layer norms": (make_fused_step, {"normalization": "layer"}),
     "autograd": (AutogradStep, {}),
     "autograd, layer norms": (AutogradStep, {"normalization": "layer"}),
     "gcn": (AutogradStep, {"backbone": "gcn"}),
@@ -124,7 +124,7 @@ def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
     make, keys = WAYS[way]
     model = model_of(**keys)
     inputs, dropout = inputs_of(model, dense=dense), dropout_of(rate)
-    logits = plainly(model, inputs, dropout)
+    logits = compute_logits(model, inputs, dropout)
     probe = torch.randn(logits.shape, dtype=logits.dtype, generator=torch.Generator().manual_seed(0))
     model.zero_grad(set_to_none=False)
     logits.backward(probe)
@@ -144,13 +144,13 @@ def test_values_and_gradients_are_those_of_the_plain_network(way, dense, rate):
 def test_single_precision_is_near(rate):
     model = model_of(torch.float32)
     inputs, dropout = inputs_of(model), dropout_of(rate)
-    passing = fused(model, inputs, dropout)
-    logits = plainly(model, inputs, dropout)
+    passing = make_fused_step(model, inputs, dropout)
+    logits = compute_logits(model, inputs, dropout)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(forward(passing), logits.detach())
 
 
-@pytest.mark.parametrize("make", [fused, AutogradStep])
+@pytest.mark.parametrize("make", [make_fused_step, AutogradStep])
 def test_the_gradient_between_two_layers_is_that_of_finite_differences(make):
     model, dropout = model_of(), dropout_of(0.3)
     inputs = inputs_of(model)
@@ -188,11 +188,11 @@ def test_plain_descent_is_part_of_going_back_and_ends_where_torch_does(decay, de
         own.learning_rate = other.param_groups[0]["lr"] = 0.1 / (1 + step)
         passing = FusedStep(weights, inputs, dropout, own.descent)
         probe = torch.randn(12, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        torch.testing.assert_close(forward(passing), plainly(twin, inputs, dropout).detach())
+        torch.testing.assert_close(forward(passing), compute_logits(twin, inputs, dropout).detach())
         back(passing, probe)
         own.step(passing.pending)
         other.zero_grad()
-        plainly(twin, inputs, dropout).backward(probe)
+        compute_logits(twin, inputs, dropout).backward(probe)
         other.step()
     for (name, weight), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, msg=lambda text, name=name: f"{name}: {text}")
@@ -218,7 +218,7 @@ def test_nothing_changes_before_all_gradients_are_known():
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_fused_step_does_not_read_the_gradients_that_it_overwrites(dense):
     model = model_of()
-    passing = fused(model, inputs_of(model, dense=dense), make_no_dropout())
+    passing = make_fused_step(model, inputs_of(model, dense=dense), make_no_dropout())
     for weight in model.parameters():
         assert weight.grad is not None
         weight.grad.fill_(torch.nan)
@@ -230,7 +230,7 @@ def test_what_is_not_a_number_stays_so():
     model = model_of()
     assert model.encoder is not None
     nn.init.constant_(model.encoder.bias, torch.nan)
-    assert forward(fused(model, inputs_of(model), make_no_dropout())).isnan().all()
+    assert forward(make_fused_step(model, inputs_of(model), make_no_dropout())).isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pinned_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return kits whose keys the parties made themselves and pinned; not to be changed."""
     out = tmp_path_factory.mktemp("pinned")
     make_pinned_kits(out, ["a", "b", "c"], ["localhost", "127.0.0.1"])
@@ -89,7 +89,7 @@ def stopped_folder(kits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def stopped(stopped_folder: Path, kits: Path, tmp_path: Path) -> Cluster:
+def stopped_cluster(stopped_folder: Path, kits: Path, tmp_path: Path) -> Cluster:
     """Return a run of four rounds that the server ended at all parties after the third."""
     shutil.copytree(stopped_folder, tmp_path, dirs_exist_ok=True)
     config, parties = tiny(num_rounds=4)

@@ -22,7 +22,7 @@ from glasu.protocol.messages import Partial
 from glasu.protocol.requests import Send
 from glasu.records import to_plain
 from glasu.runtime.audit import audit_folder
-from glasu.runtime.audit_page import render_page, render_text
+from glasu.runtime.audit_page import render_audit_page, render_text
 from glasu.runtime.policy_file import PolicyFile
 from glasu.wire.message_key import Key, Phase
 from support.cluster import Cluster
@@ -102,10 +102,10 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_no_canary_leaves_a_party(name, pinned, tmp_path):
+def test_no_canary_leaves_a_party(name, pinned_kits, tmp_path):
     keys, privacy = RUNS[name]
     config, parties = tiny(**keys)
-    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned, tmp_path)
+    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned_kits, tmp_path)
     sent = []
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=1000), "digest")
     run(
@@ -144,7 +144,7 @@ def assert_clean(cluster, *parties):
         assert find_canaries((folder / "ledger.jsonl").read_bytes()) == []
         audit = audit_folder(folder)
         assert audit.failures == []
-        assert find_canaries((render_text(audit) + render_page(audit, NOW)).encode()) == []
+        assert find_canaries((render_text(audit) + render_audit_page(audit, NOW)).encode()) == []
 
 
 def write_planted_folder(folder, party, first):
@@ -179,9 +179,9 @@ def test_no_canary_leaves_a_party_in_an_alignment(max_ids, kits, tmp_path):
 
 
 @pytest.mark.parametrize("privacy", [{}, MASKS], ids=["plain", "masks"])
-def test_no_canary_is_in_an_error_of_a_stopped_run(privacy, pinned, tmp_path):
+def test_no_canary_is_in_an_error_of_a_stopped_run(privacy, pinned_kits, tmp_path):
     config, parties = tiny()
-    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned, tmp_path)
+    cluster = Cluster(config.replace(privacy=privacy), [plant(party) for party in parties], pinned_kits, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=1), "digest")
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
     b = cluster.join("b", policy=policy)

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from support.cluster import Cluster
-from support.collapsed import collapsing
+from support.collapsed import make_collapsing_run
 from support.kits import simulate_with_secrets
 from support.tiny import assert_same_run
 
@@ -17,7 +17,7 @@ WARNING = "predicts one class for all validation nodes"
 
 @pytest.mark.parametrize("labels", ["all", "b"])
 def test_the_server_reports_and_logs_a_model_that_predicts_one_class(labels, kits, tmp_path, caplog):
-    config, parties = collapsing(labels=labels)
+    config, parties = make_collapsing_run(labels=labels)
     cluster = Cluster(config, parties, kits, tmp_path)
     with caplog.at_level(logging.WARNING, "glasu.runtime.telemetry"):
         served, _ = cluster.run()

@@ -178,7 +178,7 @@ def other_classes(party):
     return replace(party, classes=tuple(f"{name}!" for name in party.classes))
 
 
-def stating(**changes):
+def make_stating_party(**changes):
     """Return a party that states other facts in its hello and when it is prepared; None: it leaves a fact out."""
 
     def change(payload):
@@ -195,7 +195,7 @@ def stating(**changes):
     return Stating
 
 
-def told(change):
+def make_misinformed_party(change):
     """Return a party that receives a changed welcome: `change` returns its fields."""
 
     class Told(TrainingParty):
@@ -259,7 +259,7 @@ def test_a_party_of_another_version_is_refused(change, words, kits, tmp_path):
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    error = cluster.join("b", stating(**change)).error()
+    error = cluster.join("b", make_stating_party(**change)).error()
     assert isinstance(error, ConfigError)
     assert words in str(error)
     assert any(line.startswith(next(iter(change)).replace("_", " ")) for line in cluster.lines["server"])
@@ -271,7 +271,7 @@ def test_a_party_that_leaves_out_a_fact_is_refused(name, kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    error = cluster.join("b", stating(**{name: None})).error()
+    error = cluster.join("b", make_stating_party(**{name: None})).error()
     assert isinstance(error, ConfigError)
     assert re.search(rf"{name}: is missing|does not state {re.escape(LABELS[name])}", str(error))
     cluster.end(server)
@@ -282,7 +282,7 @@ def test_another_build_of_the_same_version_is_accepted_and_reported_to_all_once(
     cluster, torch = Cluster(config, parties, kits, tmp_path), list_versions()["torch"].partition("+")[0]
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    b = cluster.join("b", stating(torch_build=f"{torch}+other", numpy_build="x"))
+    b = cluster.join("b", make_stating_party(torch_build=f"{torch}+other", numpy_build="x"))
     cluster.until("server", "b: prepared")
     for role in (a, b, cluster.join("c")):
         role.outcome()
@@ -314,7 +314,7 @@ def test_a_party_that_sees_more_or_fewer_parties_does_not_take_part(name, kits, 
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     cluster.until("server", "a: prepared")
-    error = cluster.join("b", told(TOLD[name])).error()
+    error = cluster.join("b", make_misinformed_party(TOLD[name])).error()
     assert isinstance(error, RefusalError)
     if name == "another roster and M":  # the facts agree with each other, but not with the server's
         assert "parties: the server 3, b 2" in str(error)
@@ -346,7 +346,7 @@ def test_a_malformed_or_hostile_welcome_is_one_short_printable_line_with_exit_co
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    error = cluster.join("a", told(HOSTILE[name])).error()
+    error = cluster.join("a", make_misinformed_party(HOSTILE[name])).error()
     assert isinstance(error, ConfigError)
     assert error.exit_code == 2
     for line in (str(error), *cluster.lines["a"]):
@@ -369,7 +369,7 @@ def test_a_malformed_hello_is_refused_and_stops_nobody(kits, tmp_path):
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
 
-    def greeting(change):
+    def make_greeting_party(change):
         class Greeting(TrainingParty):
             def hello(self):
                 return {**super().hello(), **change}
@@ -377,7 +377,7 @@ def test_a_malformed_hello_is_refused_and_stops_nobody(kits, tmp_path):
         return Greeting
 
     for change in MALFORMED.values():
-        error = cluster.join("b", greeting(change), out="strange").error()
+        error = cluster.join("b", make_greeting_party(change), out="strange").error()
         assert isinstance(error, RefusalError)
         assert error.code == Code.INVALID_PAYLOAD
         assert "the server does not accept this party" in str(error)

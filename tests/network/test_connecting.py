@@ -19,7 +19,7 @@ from glasu.network.handshake import Code, RefusalError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
 from glasu.protocol.requests import Receive
-from support.controls import numbered, read_control, unnumbered
+from support.controls import pack_numbered, pack_unnumbered, read_control
 from support.raw_party import wait_for
 from support.roles import Role
 from support.toy_run import RUN, Toy, ToyClientHandshake, digest, key, logger
@@ -30,7 +30,7 @@ CLOSED = Disconnection(ConnectionCode.CLOSED)
 
 def welcome(**changes):
     fields = {"protocol": PROTOCOL, "run": RUN, "server": "s1", "resumed": False, "received": 0, "payload": {}}
-    return unnumbered("Welcome", **{**fields, **changes})
+    return pack_unnumbered("Welcome", **{**fields, **changes})
 
 
 class FakeLine:
@@ -91,7 +91,7 @@ BACKOFF = [min(FIRST_DELAY * 2**count, LONGEST_DELAY) for count in range(9)]
     ids=["absent", "dropped", "crowded out"],
 )
 def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_places(visit, pauses):
-    server = Server(*[visit] * 9, (unnumbered("Stopped", code="x", reason="enough"),))
+    server = Server(*[visit] * 9, (pack_unnumbered("Stopped", code="x", reason="enough"),))
     session = server.session()
     with pytest.raises(TrainingError):
         open_and_wait(session)
@@ -99,8 +99,12 @@ def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_place
 
 
 def test_a_stream_that_served_is_opened_again_at_once():
-    notice = unnumbered("Notice", line="waiting for b")
-    visits = [(welcome(), CLOSED), (welcome(), notice, CLOSED), (unnumbered("Stopped", code="x", reason="enough"),)]
+    notice = pack_unnumbered("Notice", line="waiting for b")
+    visits = [
+        (welcome(), CLOSED),
+        (welcome(), notice, CLOSED),
+        (pack_unnumbered("Stopped", code="x", reason="enough"),),
+    ]
     server = Server(*visits)
     session = server.session()
     session.open()
@@ -146,7 +150,7 @@ def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
 
 def test_a_refusal_ends_the_session_without_another_try():
     server = Server(
-        (unnumbered("Refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),)
+        (pack_unnumbered("Refused", reason="other nodes", code="different_facts", run=RUN, table=[]),), (welcome(),)
     )
     with pytest.raises(RefusalError, match="other nodes"):
         server.session().open()
@@ -188,7 +192,7 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any("answers again" in line for line in server.log)
-    server.lines[0].deliver(unnumbered("Stopped", code="x", reason="enough"))
+    server.lines[0].deliver(pack_unnumbered("Stopped", code="x", reason="enough"))
     role.join(10)
     assert isinstance(role.error(), TrainingError)
 
@@ -210,10 +214,10 @@ def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes()
 
 def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     server = Server(
-        (welcome(), *numbered(BEGIN)),
+        (welcome(), *pack_numbered(BEGIN)),
         (welcome(run="cd" * 12, server="s2"),),
-        (unnumbered("Refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
-        (unnumbered("Stopped", code="x", reason="enough"),),
+        (pack_unnumbered("Refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
+        (pack_unnumbered("Stopped", code="x", reason="enough"),),
     )
     session = server.session()
     session.open()
@@ -227,7 +231,7 @@ def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
 
 def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offers_now():
     other = welcome(run="cd" * 12, server="s2", payload={"new": 1})
-    server = Server((welcome(), CLOSED), (other, *numbered(BEGIN)))
+    server = Server((welcome(), CLOSED), (other, *pack_numbered(BEGIN)))
     session = server.session()
     session.open()
     session.prepare(Toy().check_limits)
@@ -248,21 +252,21 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([b""], "expected at least 17"),
         ([b"\xff" * 40], "unknown kind 255"),
         ([pack_frame(CONTROL, b"[" * 50_000)], "control frame: is nested too deeply"),
-        ([unnumbered("x")], "control message of unknown kind 'x'"),
-        (numbered(BEGIN), "received a frame before the welcome"),
-        ([welcome(), *numbered(("x", {}))], "unknown kind 'x'"),
+        ([pack_unnumbered("x")], "control message of unknown kind 'x'"),
+        (pack_numbered(BEGIN), "received a frame before the welcome"),
+        ([welcome(), *pack_numbered(("x", {}))], "unknown kind 'x'"),
         (
-            [welcome(), *numbered(("ProposedAttempt", {"number": 1}))],
+            [welcome(), *pack_numbered(("ProposedAttempt", {"number": 1}))],
             "control message 'ProposedAttempt': round: is missing",
         ),
-        ([welcome(), *numbered(("Goodbye", {"payload": 7}))], "'Goodbye': payload=7: must be an object"),
+        ([welcome(), *pack_numbered(("Goodbye", {"payload": 7}))], "'Goodbye': payload=7: must be an object"),
         (
-            [welcome(), *numbered(("Confirmation", {"attempt": 1}))],
+            [welcome(), *pack_numbered(("Confirmation", {"attempt": 1}))],
             "control message 'Confirmation': it is not expected now",
         ),
-        ([unnumbered("Stopped", reason="x")], "control message 'Stopped': code: is missing"),
-        ([welcome(), *numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
-        ([welcome(), *numbered(BEGIN, BEGIN)[1:]], "expected frame 1, got frame 2"),
+        ([pack_unnumbered("Stopped", reason="x")], "control message 'Stopped': code: is missing"),
+        ([welcome(), *pack_numbered(BEGIN)], "'propose' cannot follow the state 'connected'"),
+        ([welcome(), *pack_numbered(BEGIN, BEGIN)[1:]], "expected frame 1, got frame 2"),
         ([welcome(), pack_frame(ACK, acknowledged=9)], "frame 9 is acknowledged"),
     ],
 )
@@ -279,8 +283,8 @@ def test_what_the_server_says_reaches_a_terminal_as_one_short_printable_line():
     server = Server(
         (
             welcome(),
-            unnumbered("Notice", line=escapes),
-            unnumbered("Refused", reason=escapes, code=escapes, table=table),
+            pack_unnumbered("Notice", line=escapes),
+            pack_unnumbered("Refused", reason=escapes, code=escapes, table=table),
         )
     )
     session = server.session()
@@ -373,7 +377,7 @@ def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
 
 
 def test_a_party_that_the_server_has_stopped_reports_no_failure():
-    server = Server((welcome(), unnumbered("Stopped", code="party_failed", reason="enough")))
+    server = Server((welcome(), pack_unnumbered("Stopped", code="party_failed", reason="enough")))
     session = server.session()
     with pytest.raises(TrainingError) as caught:
         open_and_wait(session)
@@ -386,7 +390,7 @@ def test_a_party_that_the_server_has_stopped_reports_no_failure():
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
     begin = {**BEGIN[1], "number": 2}
-    frames = numbered(BEGIN, ("StatementRequest", {}), ("ProposedAttempt", begin))
+    frames = pack_numbered(BEGIN, ("StatementRequest", {}), ("ProposedAttempt", begin))
     server = Server((welcome(), frames[0]))
     session = server.session()
     session.open()
@@ -399,8 +403,8 @@ def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
 
 
 def test_notices_of_a_server_cannot_fill_the_log_of_a_party():
-    notices = [unnumbered("Notice", line=f"line {number}") for number in range(500)]
-    server = Server((welcome(), *notices, unnumbered("Stopped", code="x", reason="enough")))
+    notices = [pack_unnumbered("Notice", line=f"line {number}") for number in range(500)]
+    server = Server((welcome(), *notices, pack_unnumbered("Stopped", code="x", reason="enough")))
     with pytest.raises(TrainingError, match="enough"):
         open_and_wait(server.session())
     assert 1 <= sum(line.startswith("line ") for line in server.log) <= 20

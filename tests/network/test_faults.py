@@ -20,7 +20,7 @@ from support.cluster import Cluster
 from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
-from support.toy_run import breaking_lines
+from support.toy_run import break_lines_after
 
 CASES = {
     "full": {},
@@ -30,7 +30,7 @@ CASES = {
 }
 
 
-def killing(kind, round_index):
+def kill_at(kind, round_index):
     """Return an observer that ends its role at one event of a certain round, once."""
     left = [1]
 
@@ -42,7 +42,7 @@ def killing(kind, round_index):
     return observe
 
 
-def failing(error, round_index=0):
+def fail_after(error, round_index=0):
     """Return an observer that raises an error when a round is done."""
 
     def observe(event):
@@ -71,7 +71,7 @@ def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, 
     config, parties = tiny(**CASES[name])
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
-    assert isinstance(cluster.join("b", observer=killing(RoundDone, round_index)).error(), Killed)
+    assert isinstance(cluster.join("b", observer=kill_at(RoundDone, round_index)).error(), Killed)
     b = cluster.join("b")
     reports = [role.outcome() for role in (a, b, c)]
     served, simulated = server.outcome(), simulate_with_secrets(parties, config).report
@@ -85,7 +85,7 @@ def test_a_party_that_dies_and_returns_changes_nothing(name, round_index, kits, 
 def test_a_server_that_dies_and_returns_changes_nothing(kind, round_index, kits, tmp_path):
     config, parties = tiny(sampler="neighbor")
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(observer=killing(kind, round_index))
+    server = cluster.serve(observer=kill_at(kind, round_index))
     roles = [cluster.join(name) for name in "abc"]
     assert isinstance(server.error(), Killed)
     again = cluster.serve()
@@ -98,7 +98,7 @@ def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tm
     """The operator started the server with another --out."""
     config, parties = tiny(num_rounds=4)
     cluster = Cluster(config, parties, kits, tmp_path)
-    server, roles = cluster.serve(observer=killing(RoundDone, 1)), [cluster.join(name) for name in "abc"]
+    server, roles = cluster.serve(observer=kill_at(RoundDone, 1)), [cluster.join(name) for name in "abc"]
     assert isinstance(server.error(), Killed)
     elsewhere = Cluster(config, parties, kits, tmp_path / "elsewhere", cluster.port)
     wrong = elsewhere.serve(wait=5.0)
@@ -114,8 +114,8 @@ def test_parties_wait_for_their_server_while_one_of_another_run_answers(kits, tm
 def test_all_roles_may_die(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(observer=killing(RoundDone, 1))
-    roles = [cluster.join(name, observer=killing(RoundDone, 0)) for name in "ac"]
+    server = cluster.serve(observer=kill_at(RoundDone, 1))
+    roles = [cluster.join(name, observer=kill_at(RoundDone, 0)) for name in "ac"]
     b = cluster.join("b")
     for role in roles:
         assert isinstance(role.error(), Killed)
@@ -131,7 +131,7 @@ def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, t
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    lines = {name: breaking_lines([3 + index] * 4) for index, name in enumerate("abc")}
+    lines = {name: break_lines_after([3 + index] * 4) for index, name in enumerate("abc")}
     for role in [cluster.join(name, open_line=lines[name]) for name in "abc"]:
         role.outcome()
     assert_same_run(server.outcome(), simulate_with_secrets(parties, config).report)
@@ -167,7 +167,7 @@ def test_a_failure_at_one_party_appears_at_every_role(kits, tmp_path):
     config, parties = tiny(num_rounds=50)
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    observers = {"b": failing(TrainingError("the loss is inf"), 1)}
+    observers = {"b": fail_after(TrainingError("the loss is inf"), 1)}
     roles = {name: cluster.join(name, observer=observers.get(name)) for name in "abc"}
     errors = {name: role.error() for name, role in roles.items()}
     assert str(errors["b"]) == "the loss is inf"
@@ -180,7 +180,7 @@ def test_a_foreign_error_is_named_by_its_type_only(kits, tmp_path):
     config, parties = tiny(num_rounds=50)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
-    b, c = cluster.join("b", observer=failing(ValueError("salary of node 7: 12345"))), cluster.join("c")
+    b, c = cluster.join("b", observer=fail_after(ValueError("salary of node 7: 12345"))), cluster.join("c")
     assert isinstance(b.error(), ValueError)
     for role in (a, c, server):
         assert "ValueError in the program" in str(role.error())
@@ -192,7 +192,7 @@ def test_an_error_in_a_partys_data_is_explained_there_only(kits, tmp_path):
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a = cluster.serve(), cluster.join("a")
     error = DataError("/home/ben/nodes.csv, row 7: salary 12345 is not a number")
-    b, c = cluster.join("b", observer=failing(error)), cluster.join("c")
+    b, c = cluster.join("b", observer=fail_after(error)), cluster.join("c")
     assert "12345" in str(b.error())
     assert b.error().exit_code == 2
     for role in (a, c, server):
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_is_missing_when_it_is_needed_ends_the_run_for_all(kit
 
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a, c = cluster.serve(wait=600.0), cluster.join("a", Losing, wait=600.0), cluster.join("c", wait=600.0)
-    assert isinstance(cluster.join("b", observer=killing(RoundDone, 1)).error(), Killed)
+    assert isinstance(cluster.join("b", observer=kill_at(RoundDone, 1)).error(), Killed)
     b = cluster.join("b", wait=600.0)
     for role in (a, b, c, server):
         error = role.error(60)
@@ -329,7 +329,7 @@ def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is
     for _ in range(3):
         refused_clone(cluster, "a")
     b = cluster.join("b")
-    assert isinstance(cluster.join("c", observer=killing(RoundDone, 1)).error(), Killed)
+    assert isinstance(cluster.join("c", observer=kill_at(RoundDone, 1)).error(), Killed)
     for _ in range(3):
         refused_clone(cluster, "c", "clone of c")  # nor while the party is disconnected
     for role in (a, b, cluster.join("c")):
@@ -340,7 +340,7 @@ def test_of_two_processes_with_one_kit_one_takes_part_however_often_the_other_is
 def test_a_second_folder_is_refused_by_a_restarted_server_too(kits, tmp_path):
     config, parties = tiny(num_rounds=6)
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(observer=killing(RoundDone, 1))
+    server = cluster.serve(observer=kill_at(RoundDone, 1))
     roles = [cluster.join(name) for name in "abc"]
     assert isinstance(server.error(), Killed)
     server = cluster.serve()
@@ -393,7 +393,7 @@ def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_pat
     config, parties = tiny(num_rounds=4)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
-    assert isinstance(cluster.join("b", observer=killing(RoundDone, 2)).error(), Killed)
+    assert isinstance(cluster.join("b", observer=kill_at(RoundDone, 2)).error(), Killed)
     for path in (tmp_path / "b" / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
     error = cluster.join("b").error()
@@ -411,7 +411,7 @@ def test_a_role_whose_only_checkpoint_is_damaged_restarts_from_round_0(role, kit
     config, parties = tiny(num_rounds=4)
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    for ended in [cluster.join(name, observer=killing(RoundDone, 1)) for name in "abc"]:
+    for ended in [cluster.join(name, observer=kill_at(RoundDone, 1)) for name in "abc"]:
         assert isinstance(ended.error(), Killed)
     cluster.end(server)
     for folder in tmp_path.glob("*/checkpoints"):
@@ -432,7 +432,7 @@ def test_a_role_whose_only_checkpoint_is_damaged_restarts_from_round_0(role, kit
 def test_fresh_starts_another_run_and_lists_what_it_removes(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
-    server = cluster.serve(observer=killing(RoundDone, 1))
+    server = cluster.serve(observer=kill_at(RoundDone, 1))
     roles = [cluster.join(name, wait=3.0) for name in "abc"]
     for role in (server, *roles):
         assert isinstance(role.error(), (Killed, TransportError))

@@ -16,7 +16,7 @@ from support.roles import Killed
 from support.tiny import assert_same_end, tiny
 
 
-def kept(cluster, name=""):
+def read_kept_files(cluster, name=""):
     """Return the content of the folders, or of one, without the number of starts."""
     files = {path: path.read_bytes() for path in (cluster.folder / name).rglob("*") if path.is_file()}
     for path in files:
@@ -27,82 +27,83 @@ def kept(cluster, name=""):
 
 
 @pytest.fixture
-def taken():
+def occupied_port():
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         yield occupied.getsockname()[1]
 
 
-def test_a_server_that_cannot_listen_removes_nothing(stopped, taken):
-    before, stopped.port = kept(stopped), taken
-    error = stopped.serve(fresh=True).error()
+def test_a_server_that_cannot_listen_removes_nothing(stopped_cluster, occupied_port):
+    before, stopped_cluster.port = read_kept_files(stopped_cluster), occupied_port
+    error = stopped_cluster.serve(fresh=True).error()
     assert isinstance(error, ConfigError)
     assert "cannot be used" in str(error)
-    assert kept(stopped) == before
-    stopped.port = 0
-    report, _ = stopped.run()
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert read_kept_files(stopped_cluster) == before
+    stopped_cluster.port = 0
+    report, _ = stopped_cluster.run()
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
     for name in ("server", *"abc"):  # a restarted role logs the round from which it continues too
-        assert any("all parties are connected; continuing after round 3." in line for line in stopped.lines[name]), name
+        lines = stopped_cluster.lines[name]
+        assert any("all parties are connected; continuing after round 3." in line for line in lines), name
 
 
-def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped):
-    before = kept(stopped)
-    server, a = stopped.serve(fresh=True, wait=3.0), stopped.join("a", fresh=True)
+def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped_cluster):
+    before = read_kept_files(stopped_cluster)
+    server, a = stopped_cluster.serve(fresh=True, wait=3.0), stopped_cluster.join("a", fresh=True)
     assert isinstance(server.error(), AbsenceError)
     assert "waited 3 s for" in str(a.error())
-    assert kept(stopped) == before
-    report, _ = stopped.run()
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert read_kept_files(stopped_cluster) == before
+    report, _ = stopped_cluster.run()
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
-def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped):
+def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped_cluster):
     class Dying(TrainingServer):
         def plan(self, present):
             raise Killed
 
-    server, roles = stopped.serve(Dying, fresh=True), [stopped.join(name, fresh=True) for name in "abc"]
+    server, roles = stopped_cluster.serve(Dying, fresh=True), [stopped_cluster.join(name, fresh=True) for name in "abc"]
     assert isinstance(server.error(), Killed)
-    server = stopped.serve(fresh=True)
+    server = stopped_cluster.serve(fresh=True)
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
-def test_a_party_that_reaches_no_server_removes_nothing(stopped):
-    before, stopped.port = kept(stopped), 1
-    error = stopped.join("a", fresh=True, wait=0.5).error()
+def test_a_party_that_reaches_no_server_removes_nothing(stopped_cluster):
+    before, stopped_cluster.port = read_kept_files(stopped_cluster), 1
+    error = stopped_cluster.join("a", fresh=True, wait=0.5).error()
     assert isinstance(error, AbsenceError)
-    assert kept(stopped) == before
+    assert read_kept_files(stopped_cluster) == before
 
 
-def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(stopped):
-    server = stopped.serve()
-    before = kept(stopped)
-    error = stopped.join("a", fresh=True).error()
+def test_a_party_that_wants_to_start_over_alone_is_refused_and_keeps_everything(stopped_cluster):
+    server = stopped_cluster.serve()
+    before = read_kept_files(stopped_cluster)
+    error = stopped_cluster.join("a", fresh=True).error()
     assert isinstance(error, ConfigError)
     assert "start the server with --fresh as well" in str(error)
-    assert kept(stopped) == before
-    for role in [stopped.join(name) for name in "abc"]:
+    assert read_kept_files(stopped_cluster) == before
+    for role in [stopped_cluster.join(name) for name in "abc"]:
         role.outcome()
-    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
-def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped):
-    stopped.lines.clear()
-    server, b = stopped.serve(fresh=True), stopped.join("b", fresh=True)
-    stopped.until("server", "b: prepared")
-    before = kept(stopped, "a")
-    splits = replace(stopped.parties[0].splits, test=stopped.parties[0].splits.test[:-1])
-    other = replace(stopped.parties[0], splits=splits)  # found only during preparation
-    error = stopped.join("a", fresh=True, party=other).error()
+def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(stopped_cluster):
+    stopped_cluster.lines.clear()
+    server, b = stopped_cluster.serve(fresh=True), stopped_cluster.join("b", fresh=True)
+    stopped_cluster.until("server", "b: prepared")
+    before = read_kept_files(stopped_cluster, "a")
+    splits = replace(stopped_cluster.parties[0].splits, test=stopped_cluster.parties[0].splits.test[:-1])
+    other = replace(stopped_cluster.parties[0], splits=splits)  # found only during preparation
+    error = stopped_cluster.join("a", fresh=True, party=other).error()
     assert isinstance(error, ConfigError)
     assert "splits" in str(error)
-    assert kept(stopped, "a") == before
-    for role in (stopped.join("a", fresh=True), b, stopped.join("c", fresh=True)):
+    assert read_kept_files(stopped_cluster, "a") == before
+    for role in (stopped_cluster.join("a", fresh=True), b, stopped_cluster.join("c", fresh=True)):
         role.outcome()
-    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
     for name in ("server", *"abc"):
-        assert any("starting over: removed" in line for line in stopped.lines[name]), name
+        assert any("starting over: removed" in line for line in stopped_cluster.lines[name]), name
 
 
 def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
@@ -117,9 +118,9 @@ def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
     assert len(found["b"].nodes) == 2
 
 
-def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, taken):
+def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, occupied_port):
     config, parties = tiny(num_rounds=1)
-    cluster = Cluster(config, parties, kits, tmp_path, port=taken)
+    cluster = Cluster(config, parties, kits, tmp_path, port=occupied_port)
     assert "cannot be used" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())
     cluster.port = 0
     served, _ = cluster.run()

@@ -149,7 +149,7 @@ def first_attacks():
     return [(name, next(attack for target, attack in quick if target == name)) for name in dict(quick)]
 
 
-def changing(target, change, sent):
+def change_first_message(target, change, sent):
     """Return a performer that changes the first message that matches, and notes it in `sent`."""
 
     class Changing(PartyPerformer):
@@ -175,10 +175,10 @@ def load_checkpoints(cluster):
     run, found = cluster.run_id(), {}
     for name in ("server", "a", "b", "c"):
         owner = f"the server of run {run}" if name == "server" else f"party {name} in run {run}"
-        store = Store(cluster.folder / name / "checkpoints", owner)
+        kind = ServerCheckpoint if name == "server" else PartyCheckpoint
+        store = Store(kind, cluster.folder / name / "checkpoints", owner)
         for index in (index for index in store.digests() if index):
-            kind = ServerCheckpoint if name == "server" else PartyCheckpoint
-            found[name, index] = plain(store.load(index, kind))
+            found[name, index] = plain(store.load(index))
     return found
 
 
@@ -189,7 +189,7 @@ def attack_run(name, attack, kits, folder):
     config, parties = tiny(**target.keys)
     cluster, sent = Cluster(config, parties, kits, folder), []
     server = cluster.serve()
-    performers = {"b": changing(target, change, sent)}
+    performers = {"b": change_first_message(target, change, sent)}
     roles = [cluster.join(party, performer=performers.get(party, PartyPerformer)) for party in "abc"]
     for role in (server, *roles):
         error = role.error()
@@ -247,7 +247,7 @@ def test_a_server_that_waits_drops_the_sender_and_continues_as_if_nothing_had_co
     cluster, sent = Cluster(config, parties, kits, tmp_path), []
     server = cluster.serve(on_invalid_message="wait")
     a, c = cluster.join("a"), cluster.join("c")
-    error = cluster.join("b", performer=changing(TARGETS["partial"], change, sent)).error()
+    error = cluster.join("b", performer=change_first_message(TARGETS["partial"], change, sent)).error()
     assert isinstance(error, ConfigError)
     assert "the server does not accept this party" in str(error)
     assert re.search(expected, str(error)), str(error)
@@ -278,7 +278,7 @@ def test_a_server_that_waits_drops_the_sender_and_not_the_party_that_it_is_compa
     cluster, sent = Cluster(config, parties, kits, tmp_path), []
     server = cluster.serve(on_invalid_message="wait")
     others = [cluster.join(party) for party in "bc"]
-    error = cluster.join("a", performer=changing(target, change, sent)).error()
+    error = cluster.join("a", performer=change_first_message(target, change, sent)).error()
     assert isinstance(error, ConfigError), error
     assert re.search(expected, str(error)), str(error)
     for role in (cluster.join("a"), *others):

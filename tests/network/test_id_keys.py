@@ -25,7 +25,7 @@ from support.tiny import assert_same_end, tiny, tiny_parties
 NAMES = "abc"
 
 
-def named(parties, **ids):
+def replace_ids(parties, **ids):
     """Return the parties with string ids; those in `ids` have other ones."""
     usual = np.array([f"person-{row:03d}" for row in range(parties[0].num_nodes)])
     return [replace(party, ids=ids.get(party.name, usual)) for party in parties]
@@ -46,18 +46,18 @@ def state(kits, parties):
 
 
 def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not(kits):
-    parties = named(tiny_parties())
+    parties = replace_ids(tiny_parties())
     usual = parties[0].ids
     assert {facts.id_order for facts in resolve_tags(state(kits, parties)).values()} == {"as at a"}
-    shuffled = resolve_tags(state(kits, named(parties, c=usual[::-1])))
+    shuffled = resolve_tags(state(kits, replace_ids(parties, c=usual[::-1])))
     assert [shuffled[name].id_set for name in NAMES] == ["as at a"] * 3
     assert [shuffled[name].id_order for name in NAMES] == ["as at a", "as at a", "as at c"]
-    others = resolve_tags(state(kits, named(parties, b=np.char.add(usual, "x"))))
+    others = resolve_tags(state(kits, replace_ids(parties, b=np.char.add(usual, "x"))))
     assert [others[name].id_set for name in NAMES] == ["as at a", "as at b", "as at a"]
 
 
 def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal(kits):
-    parties = named(tiny_parties())
+    parties = replace_ids(tiny_parties())
     facts = {party.name: collect_party_facts(party, "training", make_keys(kits, party.name)) for party in parties}
     assert len(list_pairs_without_tags(facts)) == 6
     assert len({each.id_order for each in resolve_tags(facts).values()}) == 1
@@ -67,7 +67,7 @@ def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal(kits):
 
 
 def test_no_fact_is_a_digest_that_the_server_could_compute_from_a_guess_of_the_list(kits):
-    (party, *_) = parties = named(tiny_parties())
+    (party, *_) = parties = replace_ids(tiny_parties())
     guesses = {party.ids_digest(), party.set_digest, hashlib.sha256("\n".join(party.ids).encode()).hexdigest()}
     again = [state(kits, parties), state(kits, parties)]
     told = [
@@ -90,7 +90,7 @@ def test_a_share_that_is_no_key_is_refused(share, kits):
 
 def test_a_served_run_of_parties_with_equal_string_ids_sends_no_digest_of_them(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
-    parties = named(parties)
+    parties = replace_ids(parties)
     cluster = Cluster(config, parties, kits, tmp_path)
     served, _ = cluster.run()
     assert_same_end(served, simulate_with_secrets(parties, config).report)
@@ -103,7 +103,7 @@ def test_a_served_run_of_parties_with_equal_string_ids_sends_no_digest_of_them(k
 @pytest.mark.parametrize("order", [True, False], ids=["other order", "other ids"])
 def test_the_party_that_came_last_is_refused_if_its_ids_differ(order, kits, tmp_path):
     config, parties = tiny(num_rounds=1)
-    parties = named(parties)
+    parties = replace_ids(parties)
     cluster = Cluster(config, parties, kits, tmp_path)
     server, first = cluster.serve(), [cluster.join(name) for name in "ab"]
     for name in "ab":
@@ -134,10 +134,10 @@ class SwappingServer(TrainingServer):
         self.admission.find_comparison = find_and_swap
 
 
-@pytest.mark.parametrize("kind", ["kits", "pinned"])
+@pytest.mark.parametrize("kind", ["kits", "pinned_kits"])
 def test_a_share_that_the_server_swapped_is_refused(kind, request, tmp_path):
     config, parties = tiny(num_rounds=1)
-    cluster = Cluster(config, named(parties), request.getfixturevalue(kind), tmp_path)
+    cluster = Cluster(config, replace_ids(parties), request.getfixturevalue(kind), tmp_path)
     server, roles = cluster.serve(SwappingServer), {name: cluster.join(name) for name in "abc"}
     errors = {name: str(role.error()) for name, role in roles.items()}
     said = "the share for the comparison of ids of party 'b' has a signature that is not valid for this statement"
@@ -146,7 +146,7 @@ def test_a_share_that_the_server_swapped_is_refused(kind, request, tmp_path):
     assert server.error() is not None
 
 
-def test_a_share_signed_by_another_party_or_not_at_all_is_refused(kits, pinned):
+def test_a_share_signed_by_another_party_or_not_at_all_is_refused(kits, pinned_kits):
     keys, other = make_keys(kits, "a"), make_keys(kits, "b")
     signer = make_signer(open_kit(kits / "c"))
     forged = IdShare(other.share.key, sign_statement(signer, ("share for ids", "b", other.share.key)))
@@ -155,11 +155,11 @@ def test_a_share_signed_by_another_party_or_not_at_all_is_refused(kits, pinned):
     with pytest.raises(ProtocolError, match="of party 'b' is not signed"):
         keys.store_shares({"b": IdShare(other.share.key, Signature("", ""))})
     with pytest.raises(ProtocolError, match="of party 'b' comes with a certificate that the CA of this kit has not"):
-        keys.store_shares({"b": make_keys(pinned, "b").share})
+        keys.store_shares({"b": make_keys(pinned_kits, "b").share})
 
 
-def test_a_share_under_another_certificate_of_the_same_ca_is_refused_if_the_kit_pins_the_key(pinned, tmp_path):
-    kits = Path(shutil.copytree(pinned, tmp_path / "kits"))
+def test_a_share_under_another_certificate_of_the_same_ca_is_refused_if_the_kit_pins_the_key(pinned_kits, tmp_path):
+    kits = Path(shutil.copytree(pinned_kits, tmp_path / "kits"))
     (kits / "a" / PINS).unlink()
     add_pins(kits / "a", "a", {"b": "0123456789abcdef0123"})
     with pytest.raises(ProtocolError, match="of party 'b' comes with a certificate for a key that is not the pinned"):

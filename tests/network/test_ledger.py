@@ -139,15 +139,15 @@ def test_a_party_refuses_a_peer_whose_ledger_was_cut_if_the_server_forgets(kits,
         assert "its ledger differs from the one that it stated before" in str(error)
 
 
-def test_a_changed_ledger_is_refused_at_its_party(stopped):
-    path = stopped.folder / "c" / "ledger.jsonl"
+def test_a_changed_ledger_is_refused_at_its_party(stopped_cluster):
+    path = stopped_cluster.folder / "c" / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"rows":', b'"rows":1', 1))
-    server = stopped.serve()
-    error = stopped.join("c").error()
+    server = stopped_cluster.serve()
+    error = stopped_cluster.join("c").error()
     assert isinstance(error, LedgerError)
     assert "does not follow from the records before it" in str(error)
     assert error.exit_code == 1
-    stopped.end(server)
+    stopped_cluster.end(server)
 
 
 class ForgetsOneLedger(TrainingParty):
@@ -182,7 +182,7 @@ class ReceivesChangedHead(TrainingParty):
         super().open_attempt(dataclasses.replace(attempt, ledgers=change_head(attempt.ledgers)))
 
 
-@pytest.mark.parametrize("kind", ["kits", "pinned"])
+@pytest.mark.parametrize("kind", ["kits", "pinned_kits"])
 def test_a_ledger_head_that_the_server_changed_is_refused(kind, request, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, request.getfixturevalue(kind), tmp_path)
@@ -264,53 +264,55 @@ class Sending(PartyPerformer):
 
 
 @pytest.fixture
-def sending():
+def sending_class():
     return type("Sending", (Sending,), {"sent": []})
 
 
-def test_a_policy_that_forbids_a_kind_is_refused_at_the_handshake(kits, tmp_path, sending):
+def test_a_policy_that_forbids_a_kind_is_refused_at_the_handshake(kits, tmp_path, sending_class):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(forbid=("losses",)), "digest")
-    server, a = cluster.serve(), cluster.join("a", performer=sending)
+    server, a = cluster.serve(), cluster.join("a", performer=sending_class)
     cluster.until("server", "a: prepared")  # otherwise a may connect after the notice about b
-    error = cluster.join("b", performer=sending, policy=policy).error()
+    error = cluster.join("b", performer=sending_class, policy=policy).error()
     assert isinstance(error, PolicyError)
     assert "forbid = ['losses']" in str(error)
     cluster.until("a", "its policy: forbid = ['losses']")
     cluster.end(server, a)
-    assert sending.sent == []
+    assert sending_class.sent == []
 
 
-def test_a_forbidden_kind_that_the_settings_do_not_show_stops_the_run_with_no_byte_of_it_sent(kits, tmp_path, sending):
+def test_a_forbidden_kind_that_the_settings_do_not_show_stops_the_run_with_no_byte_of_it_sent(
+    kits, tmp_path, sending_class
+):
     config, parties = tiny(method="smooth", labels="b", num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(forbid=("alpha",)), "digest")
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
-    error = cluster.join("b", performer=sending, policy=policy).error()
+    error = cluster.join("b", performer=sending_class, policy=policy).error()
     assert isinstance(error, PolicyError)
     assert "forbid = ['alpha']: this kind must not be released" in str(error)
     for role in (server, a, c):
         assert "forbid = ['alpha']" in str(role.error())
-    kinds = {type(message) for _, message, _ in sending.sent}
+    kinds = {type(message) for _, message, _ in sending_class.sent}
     assert Scores in kinds  # the run had begun
     assert Chosen not in kinds
     assert {entry.kind for entry in list_entries(tmp_path / "b" / "ledger.jsonl")} >= {"probabilities"}
     assert not [entry for entry in list_entries(tmp_path / "b" / "ledger.jsonl") if entry.kind == "alpha"]
 
 
-def test_a_policy_stops_a_run_before_the_forbidden_release_leaves(kits, tmp_path, sending):
+def test_a_policy_stops_a_run_before_the_forbidden_release_leaves(kits, tmp_path, sending_class):
     config, parties = tiny(patience=1)
     cluster = Cluster(config, parties, kits, tmp_path)
     policy = PolicyFile(tmp_path / "policy.toml", Policy(max_releases_per_row=2), "digest")
     server, a, c = cluster.serve(), cluster.join("a"), cluster.join("c")
-    error = cluster.join("b", performer=sending, policy=policy).error()
+    error = cluster.join("b", performer=sending_class, policy=policy).error()
     assert isinstance(error, PolicyError)
     assert "max_releases_per_row = 2" in str(error)
     for role in (server, a, c):
         assert "max_releases_per_row = 2" in str(role.error())
     by_layer: dict[int, int] = {}
-    for _, message, _ in sending.sent:
+    for _, message, _ in sending_class.sent:
         if isinstance(message, TensorMessage):
             by_layer[message.key.layer] = by_layer.get(message.key.layer, 0) + 1
     assert max(by_layer.values()) == 2

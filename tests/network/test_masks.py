@@ -25,7 +25,7 @@ from glasu.protocol.requests import Broadcast, RoundDone
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster, list_weights
 from support.kits import make_pinned_kits, simulate_with_secrets
-from support.masks import masked, tiny_masked
+from support.masks import tiny_masked, use_masks
 from support.processes import SMALL_RUN, Processes
 from support.roles import Killed
 from support.tiny import tiny
@@ -40,15 +40,15 @@ ONCE = {"release": "once", "aggregation_layers": (1,), "blind": True, "dp_noise_
 
 
 @pytest.fixture
-def own_kits(pinned, tmp_path) -> Path:
+def own_kits(pinned_kits, tmp_path) -> Path:
     """Return a copy of the kits, to be changed."""
-    return Path(shutil.copytree(pinned, tmp_path / "kits"))
+    return Path(shutil.copytree(pinned_kits, tmp_path / "kits"))
 
 
 @pytest.mark.parametrize("keys", RUNS, ids=str)
-def test_the_run_over_the_network_is_the_run_in_one_process(keys, pinned, tmp_path):
+def test_the_run_over_the_network_is_the_run_in_one_process(keys, pinned_kits, tmp_path):
     config, parties = tiny_masked(**keys)
-    served, reports = Cluster(config, parties, pinned, tmp_path).run()
+    served, reports = Cluster(config, parties, pinned_kits, tmp_path).run()
     simulated = simulate_with_secrets(parties, config).report
     assert served.weights_sha256 == simulated.weights_sha256
     found, expected = (dict(each.traffic.by_kind) for each in (served, simulated))
@@ -67,9 +67,9 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, pinned, tmp_pa
         assert set(own["privacy"]["masks"]["clamped"]) == {name}
 
 
-def test_one_release_with_noise_and_masks_is_the_run_in_one_process(pinned, tmp_path):
+def test_one_release_with_noise_and_masks_is_the_run_in_one_process(pinned_kits, tmp_path):
     config, parties = tiny_masked(**ONCE)
-    served, reports = Cluster(config, parties, pinned, tmp_path).run()
+    served, reports = Cluster(config, parties, pinned_kits, tmp_path).run()
     simulated = simulate_with_secrets(parties, config).report
     assert list_weights(reports) == simulated.weights_sha256
     assert (served.test.metrics, served.losses, served.history) == ({}, (), ())
@@ -79,10 +79,10 @@ def test_one_release_with_noise_and_masks_is_the_run_in_one_process(pinned, tmp_
         assert "clamped" not in own["privacy"]["masks"]  # the number depends on data
 
 
-def test_the_server_reports_no_loss_metric_or_clamped_value(pinned, tmp_path):
+def test_the_server_reports_no_loss_metric_or_clamped_value(pinned_kits, tmp_path):
     config, parties = tiny_masked()
     events: list[object] = []
-    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster = Cluster(config, parties, pinned_kits, tmp_path)
     server = cluster.serve(observer=events.append)
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
@@ -100,7 +100,7 @@ def test_the_server_reports_no_loss_metric_or_clamped_value(pinned, tmp_path):
 @pytest.mark.parametrize(
     "keys", [{"labels": "b", "precision": "int8", "blind": True}, {"backward": "joint"}, ONCE], ids=str
 )
-def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_same(keys, pinned, tmp_path):
+def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_same(keys, pinned_kits, tmp_path):
     config, parties = tiny_masked(num_rounds=4, **keys)
 
     class Dying(TrainingParty):
@@ -110,7 +110,7 @@ def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_sa
             if done and bool(self.client.progress.lower) == ("release" in keys):  # in the upper stage, if there is one
                 raise Killed
 
-    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster = Cluster(config, parties, pinned_kits, tmp_path)
     server = cluster.serve()
     others = [cluster.join(name) for name in "ac"]
     assert isinstance(cluster.join("b", role=Dying).error(), Killed)
@@ -125,10 +125,10 @@ def test_a_party_that_is_killed_comes_back_with_new_keys_and_the_bits_are_the_sa
 
 @pytest.mark.slow  # the roles of test_a_party_that_is_killed_comes_back are threads of one process
 @pytest.mark.parametrize("noise", ["", "dp_noise_multiplier = 1.0\n"])
-def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(noise, pinned, tmp_path):
+def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(noise, pinned_kits, tmp_path):
     settings = SMALL_RUN.format(rounds=40).replace('"neighbor"', '"shared"')
     privacy = f'[privacy]\nsecure_aggregation = "masks"\nblind_server = true\n{noise}'
-    roles = Processes(tmp_path, pinned, settings + privacy)
+    roles = Processes(tmp_path, pinned_kits, settings + privacy)
     try:
         roles.run_with_kills("b")
     finally:
@@ -140,9 +140,9 @@ def test_a_party_and_the_server_are_killed_with_sigkill_and_started_again(noise,
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels": "b", "precision": "int8"}], ids=str)
-def test_prediction_agrees_on_keys_again_and_gives_the_scores_of_one_process(keys, pinned, tmp_path):
+def test_prediction_agrees_on_keys_again_and_gives_the_scores_of_one_process(keys, pinned_kits, tmp_path):
     config, parties = tiny_masked(blind=True, **keys)
-    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster = Cluster(config, parties, pinned_kits, tmp_path)
     cluster.run()
     model, nodes = TrainedModel.of(simulate_with_secrets(parties, config).clients), np.array([3, 11, 20])
     _, found = cluster.predict(b=nodes)
@@ -152,13 +152,13 @@ def test_prediction_agrees_on_keys_again_and_gives_the_scores_of_one_process(key
 # --- keys and certificates ---------------------------------------------------------------------------------------
 
 
-def test_trial_kits_are_refused_at_the_server_and_at_a_party(kits, pinned, tmp_path):
+def test_trial_kits_are_refused_at_the_server_and_at_a_party(kits, pinned_kits, tmp_path):
     config, parties = tiny_masked()
     error = Cluster(config, parties, kits, tmp_path / "trial").serve().error()
     assert isinstance(error, ConfigError)
     assert "this is a trial kit: the operator of the CA made its private key" in str(error)
     assert find_kit_error(open_kit(kits / "a"), "abc").startswith("this is a trial kit")
-    assert find_kit_error(open_kit(pinned / "a"), "abc") == ""
+    assert find_kit_error(open_kit(pinned_kits / "a"), "abc") == ""
 
 
 def test_a_party_without_the_pins_of_its_peers_is_refused(own_kits, tmp_path):
@@ -205,9 +205,9 @@ class Unsigned(Changing):
         (Unsigned, "the key of party 'b' is not signed"),
     ],
 )
-def test_a_key_that_the_server_swapped_or_that_is_unsigned_is_refused(performer, said, pinned, tmp_path):
+def test_a_key_that_the_server_swapped_or_that_is_unsigned_is_refused(performer, said, pinned_kits, tmp_path):
     config, parties = tiny_masked()
-    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster = Cluster(config, parties, pinned_kits, tmp_path)
     server = cluster.serve(performer=performer)
     roles = {name: cluster.join(name) for name in "abc"}
     errors = {name: str(role.error()) for name, role in roles.items()}
@@ -247,7 +247,7 @@ def test_two_parties_are_refused_by_the_roster_of_the_server(tmp_path):
     kits = tmp_path / "kits"
     make_pinned_kits(kits, ["a", "b"])
     config, parties = tiny()
-    error = Cluster(masked(config), parties[:2], kits, tmp_path).serve().error()
+    error = Cluster(use_masks(config), parties[:2], kits, tmp_path).serve().error()
     assert isinstance(error, ConfigError)
     assert "data.num_clients=2" in str(error)
     assert "allow_two_parties" in str(error)

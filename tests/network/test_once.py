@@ -50,9 +50,9 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path
         assert all(each["holds"] for each in found)
 
 
-def test_server_and_parties_log_the_settings_of_the_profile_in_full(pinned, tmp_path):
+def test_server_and_parties_log_the_settings_of_the_profile_in_full(pinned_kits, tmp_path):
     config, parties = tiny(profile="dp", aggregation_layers=(1,), target_epsilon=16.0)
-    cluster = Cluster(config, parties, pinned, tmp_path)
+    cluster = Cluster(config, parties, pinned_kits, tmp_path)
     cluster.run()
     line = f"{describe_profile(config)}."
     assert "privacy.dp_noise_multiplier = 1.0" in line

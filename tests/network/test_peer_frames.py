@@ -38,7 +38,7 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key, Phase
-from support.controls import hello, pack_control, unnumbered
+from support.controls import hello, pack_control, pack_unnumbered
 from support.raw_party import STATEMENT, Desk, wait_for
 from support.roles import Role
 from support.toy_run import RUN, ToyServerHandshake, key
@@ -49,7 +49,7 @@ def partial(client, round_index=0, chunk=0, value=1.0, **changes):
     return encode(Partial(about, np.full((3, 4), value, np.float32)))
 
 
-def receiving(desk, round_index=0, chunk=0):
+def start_receiving(desk, round_index=0, chunk=0):
     """Let the thread of the run wait for a partial of every party."""
     request = Receive((Partial,), key(round_index, chunk))
     role = Role("receiving", lambda: desk.session.receive(request))
@@ -74,7 +74,7 @@ def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
     desk = Desk("abc")
     lock = desk.session.roster.changed = CountingLock()
     parties = desk.run()
-    role = receiving(desk)
+    role = start_receiving(desk)
     wait_for(lambda: lock.waits == 1)
     for client, name in enumerate("ab"):
         parties[client].send_message(partial(client))
@@ -89,7 +89,7 @@ def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
 # --- hello ------------------------------------------------------------------------------------
 
 HELLOS = {
-    "not a hello": unnumbered("Statement", payload={}),
+    "not a hello": pack_unnumbered("Statement", payload={}),
     "an ack": pack_frame(ACK),
     "a piece": pack_frame(PIECE, b"x" * 30, number=1),
     "another protocol": hello(protocol=99),
@@ -178,7 +178,7 @@ def test_a_newer_process_takes_the_place_of_the_earlier_one():
 def test_a_new_process_voids_the_attempt():
     desk = Desk()
     desk.run()
-    role = receiving(desk)
+    role = start_receiving(desk)
     desk.connect("b", hello(process="p2"))
     role.join(20)
     assert isinstance(role.error(), RestartAttempt)
@@ -237,7 +237,7 @@ def test_a_control_message_that_nobody_sends_aborts_the_run(name):
     desk = Desk()
     a, _ = desk.run()
     kind, fields, words = CONTROLS[name]
-    role = receiving(desk)
+    role = start_receiving(desk)
     a.send_control(kind, **fields)
     role.join(20)
     assert isinstance(role.error(), ProtocolError)
@@ -298,8 +298,8 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
 def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
     desk = Desk()
     a, _ = desk.run()
-    role = receiving(desk)
-    a.send(unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
+    role = start_receiving(desk)
+    a.send(pack_unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
     role.join(20)
     assert isinstance(role.error(), TrainingError)
     assert str(role.error()) == "party 'a' failed: its data cannot be used"
@@ -337,7 +337,7 @@ def test_a_process_that_restarts_before_the_results_are_collected_voids_the_atte
 def test_a_failure_before_the_results_are_collected_is_reported_as_it_is():
     desk = Desk()
     a, _ = desk.run()
-    a.send(unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
+    a.send(pack_unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
     wait_for(lambda: desk.session.roster.failure is not None)
     with pytest.raises(TrainingError, match="party 'a' failed: its data cannot be used"):
         desk.session.collect_results()
@@ -365,7 +365,7 @@ def test_a_failure_that_crosses_the_goodbye_does_not_fail_a_complete_run(when):
     a, b = desk.run()
     finish([a, b])
     desk.session.collect_results()
-    word = unnumbered("Failed", code="x", reason="too late")
+    word = pack_unnumbered("Failed", code="x", reason="too late")
     if when == "after the goodbye":
         desk.session.dismiss(0.0)
         wait_for(lambda: has_goodbye(b))
@@ -393,7 +393,7 @@ def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
     a = desk.connect("a")
     other = desk.connect("b")
     wait_for(lambda: all(desk.session.list_connected().values()))
-    a.send(unnumbered("Declined", code="x", reason="other settings", table=["x", "y"]))
+    a.send(pack_unnumbered("Declined", code="x", reason="other settings", table=["x", "y"]))
     wait_for(lambda: not desk.session.list_connected()["a"])
     assert desk.handshake.withdrawn == ["a"]
     wait_for(lambda: "a: declines to take part: other settings" in desk.log)
@@ -418,7 +418,7 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
     desk = Desk()
     _, b = desk.run()
     fields, words = OTHERS[name]
-    role = receiving(desk)
+    role = start_receiving(desk)
     about = key(0, 0, 1, attempt=1)._replace(**fields)
     content = encode(Partial(about, np.zeros((300_000, 4), np.float32)))  # several pieces; one is sent
     b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:MAX_PIECE], number=3))
@@ -439,7 +439,7 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
 def test_another_kind_and_too_long_a_message_are_refused(message, words):
     desk = Desk()
     _, b = desk.run()
-    role = receiving(desk)
+    role = start_receiving(desk)
     b.send_message(encode(message))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
@@ -463,7 +463,7 @@ def test_another_content_under_a_known_key_stops_the_run_whatever_the_policy():
     for chunk in (0, 1):
         a.send_message(partial(0, chunk=chunk))
         assert desk.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
-    role = receiving(desk, chunk=2)
+    role = start_receiving(desk, chunk=2)
     a.send_message(partial(0, chunk=1, value=2.0))
     role.join(20)
     assert isinstance(role.error(), EquivocationError)
@@ -481,7 +481,7 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
     if when == "before its turn":
         b.send_message(partial(1))
         wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
-    role = receiving(desk, chunk=1)
+    role = start_receiving(desk, chunk=1)
     if when == "at its turn":
         b.send_message(partial(1))
     a.send_message(partial(0, chunk=1))
@@ -531,7 +531,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
     if when == "at its turn":
         b.send_message(partial(1, round_index=7))
         wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
-    role = receiving(desk)
+    role = start_receiving(desk)
     if when == "at its header":
         b.send_message(partial(1, round_index=7))
     else:
@@ -610,10 +610,10 @@ ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
 @pytest.mark.parametrize(
     "frame",
     [
-        unnumbered("Declined", code="x", reason=ESCAPES, table=[ESCAPES] * 5),
-        unnumbered("Declined", code="x", reason=ESCAPES, table=7),
-        unnumbered("Failed", code="invalid_data", reason=ESCAPES),
-        unnumbered(ESCAPES),
+        pack_unnumbered("Declined", code="x", reason=ESCAPES, table=[ESCAPES] * 5),
+        pack_unnumbered("Declined", code="x", reason=ESCAPES, table=7),
+        pack_unnumbered("Failed", code="invalid_data", reason=ESCAPES),
+        pack_unnumbered(ESCAPES),
         pack_frame(CONTROL, ESCAPES.encode()),
     ],
 )
@@ -741,7 +741,7 @@ class QuickClock:
 
 
 @contextlib.contextmanager
-def waking(session):
+def wake_threads(session):
     """Wake the threads that wait in a session, repeatedly."""
     over = threading.Event()
 
@@ -759,7 +759,7 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
     desk = Desk(wait=1800.0, clock=QuickClock())
     a = desk.connect("a")
     a.send_control("Statement", payload=STATEMENT)
-    with waking(desk.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
+    with wake_threads(desk.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
         desk.session.gather()
     times = [float(line.rpartition(" for ")[2].split(" s")[0]) for line in desk.log if "waiting for b" in line]
     assert times[0] <= 15
@@ -773,7 +773,7 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
 def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives():
     clock = QuickClock()
     desk = Desk(wait=600.0, clock=clock)
-    with waking(desk.session):
+    with wake_threads(desk.session):
         role = Role("gathering", desk.session.gather)
         wait_for(lambda: clock() > 1400.0)
         desk.connect("a").send_control("Statement", payload=STATEMENT)
@@ -787,8 +787,8 @@ def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives()
 def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
     desk = Desk("a", wait=600.0, clock=QuickClock())
     desk.run()
-    with waking(desk.session):
-        role = receiving(desk)
+    with wake_threads(desk.session):
+        role = start_receiving(desk)
         wait_for(lambda: len([line for line in desk.log if "waiting for a to send Partial" in line]) > 60, 60)
         assert role.is_alive()
         assert "(a: connected)" in desk.log[-1]
@@ -836,7 +836,7 @@ def test_a_broadcast_is_encoded_once_for_all_parties():
 
 
 @pytest.fixture
-def pausing(monkeypatch):
+def pause_function(monkeypatch):
     """Return a function that blocks a library function in the thread "slow"; it returns two events: begun, continue."""
 
     def pause(name):
@@ -856,15 +856,15 @@ def pausing(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["json.loads", "hashlib.sha256"])
-def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausing):
+def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pause_function):
     desk = Desk()
     a, b = desk.run()
-    begun, go_on = pausing(name)
+    begun, go_on = pause_function(name)
     if name == "json.loads":
         a.reader.name = "slow"
         a.send_control("PartyResult", attempt=1, payload={})
     else:
-        role = receiving(desk)
+        role = start_receiving(desk)
         role.name = "slow"
         a.send_message(partial(0))
         b.send_message(partial(1))
@@ -879,7 +879,7 @@ def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pausi
 def test_a_party_whose_message_is_there_may_send_the_next_one_while_others_are_awaited():
     desk = Desk()
     a, b = desk.run()
-    role = receiving(desk)
+    role = start_receiving(desk)
     for chunk in (0, 1):
         a.send_message(partial(0, chunk=chunk))
     wait_for(lambda: len(desk.session.roster.peers["a"].channel.inbox) == 2)

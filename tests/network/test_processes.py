@@ -60,7 +60,7 @@ def finished_folder(kits, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def finished(finished_folder, processes, tmp_path) -> Processes:
+def finished_processes(finished_folder, processes, tmp_path) -> Processes:
     """Return the processes of a finished training with party dropout."""
     written = shutil.ignore_patterns("parties", "run.toml")  # by `Processes`
     shutil.copytree(finished_folder, tmp_path, ignore=written, dirs_exist_ok=True)
@@ -147,8 +147,8 @@ def test_logs_are_json_and_prometheus_reads_the_server_while_it_trains(processes
     }
 
 
-def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(finished):
-    roles, wait = finished, 10.0
+def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_answer_after_the_wait(finished_processes):
+    roles, wait = finished_processes, 10.0
     ids = roles.folder / "ids.csv"
     ids.write_text("id\n" + "".join(f"{value}\n" for value in roles.parties[0].ids))
     roles.listen("--predict", "--wait", str(wait))
@@ -185,8 +185,8 @@ def test_a_party_that_is_killed_before_the_prediction_is_missing_in_a_marked_ans
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 
-def test_after_the_training_the_same_commands_predict_for_who_asks(finished):
-    roles = finished
+def test_after_the_training_the_same_commands_predict_for_who_asks(finished_processes):
+    roles = finished_processes
     ids = roles.parties[1].ids[[7, 50, 3]]
     (roles.folder / "ids.csv").write_text("id\n" + "".join(f"{value}\n" for value in ids))
     roles.listen("--predict")

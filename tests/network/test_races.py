@@ -11,7 +11,7 @@ from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
-from support.races import CASES, DIVERGING, GOOD, decided, race
+from support.races import CASES, DIVERGING, GOOD, find_candidate, race
 from support.tiny import assert_same_end, assert_same_run
 
 OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
@@ -72,7 +72,7 @@ def test_a_key_that_one_side_sets_and_the_other_leaves_to_the_preset_is_a_differ
     for agreed, server in ((fixed, config), (config, fixed)):
         names = [each.name for each in compare_with_agreed("a", agreed, server)]
         assert any("train.preset" in name or name == "train.learning_rate" for name in names)
-    others = decided(config, GOOD)  # every key as the winner has it, without a preset to decide
+    others = find_candidate(config, GOOD)  # every key as the winner has it, without a preset to decide
     assert compare_with_agreed("a", others, config)
 
 

@@ -93,7 +93,7 @@ class Serving:
 
 
 @pytest.fixture
-def serving(kits, tmp_path):
+def serving_desk(kits, tmp_path):
     desk = Desk("abc")
     with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()
@@ -155,30 +155,30 @@ NOT_SERVED = {  # the server refuses it and logs the reason
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_a_wrong_certificate_is_rejected_in_the_handshake_and_the_party_learns_it(name, serving):
-    ended = serving.answer(REJECTED[name](serving))
+def test_a_wrong_certificate_is_rejected_in_the_handshake_and_the_party_learns_it(name, serving_desk):
+    ended = serving_desk.answer(REJECTED[name](serving_desk))
     assert isinstance(ended, Disconnection)  # not a frame
     assert ended.code is ConnectionCode.OWN_CERTIFICATE_REJECTED
-    assert serving.serves_nobody()
-    assert serving.log == []
+    assert serving_desk.serves_nobody()
+    assert serving_desk.log == []
 
 
 @pytest.mark.parametrize("name", NOT_SERVED)
-def test_a_wrong_certificate_is_refused_and_the_log_says_why(name, serving):
+def test_a_wrong_certificate_is_refused_and_the_log_says_why(name, serving_desk):
     make, words = NOT_SERVED[name]
-    ended = serving.answer(serving.kit_with(make(serving)))
+    ended = serving_desk.answer(serving_desk.kit_with(make(serving_desk)))
     assert isinstance(ended, Disconnection)
     assert ended.code is ConnectionCode.REFUSED
-    assert serving.serves_nobody()
-    (line,) = serving.log
+    assert serving_desk.serves_nobody()
+    (line,) = serving_desk.log
     assert ": not served: " in line
     assert words in line
 
 
-def test_party_bs_kit_in_the_place_of_as_is_party_b(serving):
-    assert isinstance(serving.answer(with_kit_of(serving, "b")), bytes)
-    assert "b: connected." in serving.log
-    assert not any(line.startswith("a: ") for line in serving.log)
+def test_party_bs_kit_in_the_place_of_as_is_party_b(serving_desk):
+    assert isinstance(serving_desk.answer(with_kit_of(serving_desk, "b")), bytes)
+    assert "b: connected." in serving_desk.log
+    assert not any(line.startswith("a: ") for line in serving_desk.log)
 
 
 def connect_raw(serving, key=None):
@@ -197,23 +197,23 @@ def connect_raw(serving, key=None):
     return b""
 
 
-def test_a_key_of_another_certificate_opens_no_connection(serving):
-    own, other = open_kit(serving.kits / "a"), open_kit(serving.kits / "b")
-    assert isinstance(serving.answer(replace(own, key_pem=other.key_pem)), Disconnection)
-    assert serving.serves_nobody()
-    assert serving.log == []  # gRPC refuses to start; other clients do not check, see the next test
+def test_a_key_of_another_certificate_opens_no_connection(serving_desk):
+    own, other = open_kit(serving_desk.kits / "a"), open_kit(serving_desk.kits / "b")
+    assert isinstance(serving_desk.answer(replace(own, key_pem=other.key_pem)), Disconnection)
+    assert serving_desk.serves_nobody()
+    assert serving_desk.log == []  # gRPC refuses to start; other clients do not check, see the next test
 
 
-def test_a_peer_that_signs_with_another_key_than_its_certificates_is_refused(serving, tmp_path):
-    keys = [load_pem_private_key((serving.kits / name / "key.pem").read_bytes(), None) for name in "ab"]
+def test_a_peer_that_signs_with_another_key_than_its_certificates_is_refused(serving_desk, tmp_path):
+    keys = [load_pem_private_key((serving_desk.kits / name / "key.pem").read_bytes(), None) for name in "ab"]
     public, wrong = (key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint) for key in keys)
     content = keys[1].private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     assert content.count(wrong) == 1
     mixed = b64encode(content.replace(wrong, public)).decode()  # b's secret with a's public key: OpenSSL accepts it
     (tmp_path / "key.pem").write_text(f"-----BEGIN EC PRIVATE KEY-----\n{mixed}\n-----END EC PRIVATE KEY-----\n")
-    assert connect_raw(serving, tmp_path / "key.pem") == b""
-    assert connect_raw(serving) != b""
-    assert serving.serves_nobody()
+    assert connect_raw(serving_desk, tmp_path / "key.pem") == b""
+    assert connect_raw(serving_desk) != b""
+    assert serving_desk.serves_nobody()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -54,31 +54,31 @@ def test_the_bits_of_a_served_run_do_not_follow_from_its_public_seed(kits, tmp_p
     assert "secrets" not in served.to_dict()["privacy"]
 
 
-def test_no_folder_log_or_report_has_a_secret(stopped):
+def test_no_folder_log_or_report_has_a_secret(stopped_cluster):
     secrets = [Secret(value) for value in secrets_of("abc").values()]
-    secrets += [secret.derive("training", stopped.config.train.seed) for secret in secrets]
-    before = read_all(stopped.folder)  # with checkpoints
-    stopped.run()
-    written = before + read_all(stopped.folder) + json.dumps(stopped.lines).encode()
+    secrets += [secret.derive("training", stopped_cluster.config.train.seed) for secret in secrets]
+    before = read_all(stopped_cluster.folder)  # with checkpoints
+    stopped_cluster.run()
+    written = before + read_all(stopped_cluster.folder) + json.dumps(stopped_cluster.lines).encode()
     for secret in secrets:
         assert secret.value not in written
         assert secret.value.hex().encode() not in written
 
 
-def test_a_resumed_run_has_the_bits_of_an_unbroken_one(stopped):
-    report, _ = stopped.run()
-    assert any("continuing after round 3." in line for line in stopped.lines["server"])
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one(stopped_cluster):
+    report, _ = stopped_cluster.run()
+    assert any("continuing after round 3." in line for line in stopped_cluster.lines["server"])
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
 @pytest.mark.parametrize("state", ["missing", "changed"])
-def test_a_missing_or_changed_secret_is_refused_on_resume(state, stopped, own_kits):
+def test_a_missing_or_changed_secret_is_refused_on_resume(state, stopped_cluster, own_kits):
     if state == "missing":
         (own_kits / "b" / SECRET).unlink()
     else:
         write_secret(own_kits / "b", bytes(32))
-    stopped.kits = own_kits
-    error = stopped.join("b").error()
+    stopped_cluster.kits = own_kits
+    error = stopped_cluster.join("b").error()
     said = {"missing": "is missing", "changed": "has changed since this run began"}[state]
     assert isinstance(error, ConfigError)
     assert str(error) == (
@@ -86,23 +86,23 @@ def test_a_missing_or_changed_secret_is_refused_on_resume(state, stopped, own_ki
     )
     assert str(own_kits) not in error.public_message
     assert (own_kits / "b" / SECRET).exists() == (state == "changed")  # it is not made again
-    options = JoinOptions(kit=open_kit(own_kits / "b"), server="localhost:1", out=stopped.folder / "b")
+    options = JoinOptions(kit=open_kit(own_kits / "b"), server="localhost:1", out=stopped_cluster.folder / "b")
     (finding,) = check_joining_folder(options, None)
     assert (finding.check, finding.level) == ("folder", "bad")
     assert said in finding.text
 
     write_secret(own_kits / "b", secrets_of("b")["b"])
-    report, _ = stopped.run()
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
+    report, _ = stopped_cluster.run()
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
-def test_a_run_that_starts_over_may_have_another_secret(stopped, own_kits):
+def test_a_run_that_starts_over_may_have_another_secret(stopped_cluster, own_kits):
     write_secret(own_kits / "b", bytes(32))
-    stopped.kits = own_kits
-    roles = [stopped.serve(fresh=True), *(stopped.join(name, fresh=True) for name in "abc")]
+    stopped_cluster.kits = own_kits
+    roles = [stopped_cluster.serve(fresh=True), *(stopped_cluster.join(name, fresh=True) for name in "abc")]
     report = roles[0].outcome()
     secrets = {**secrets_of("abc"), "b": bytes(32)}
-    assert_same_end(report, simulate(stopped.parties, stopped.config, secrets=secrets).report)
+    assert_same_end(report, simulate(stopped_cluster.parties, stopped_cluster.config, secrets=secrets).report)
 
 
 def test_a_finished_run_can_be_read_without_its_secret(own_kits, tmp_path):

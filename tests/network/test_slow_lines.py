@@ -53,7 +53,7 @@ def forward_slowly(target):
 
 
 @pytest.fixture
-def running(kits):
+def running_sessions(kits):
     """Return a server session and a party's session over a slow connection, in a running attempt without deadlines."""
     desk = Desk("a")
     with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
@@ -75,8 +75,8 @@ def running(kits):
         party.close()
 
 
-def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running):
-    desk, party = running
+def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running_sessions):
+    desk, party = running_sessions
     desk.session.broadcast(Joint(key(0, 0), LONG))
     time.sleep(1.0)  # pieces of it are on their way
     began = time.monotonic()
@@ -88,8 +88,8 @@ def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running):
     ending.outcome(20)
 
 
-def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
-    desk, party = running
+def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running_sessions):
+    desk, party = running_sessions
     waiting = Role("waiting", lambda: desk.session.receive(Receive((Partial,), key(0, 0))))
     party.send([Partial(key(0, 0, 0, 1), LONG)])
     time.sleep(1.0)
@@ -100,8 +100,8 @@ def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running):
     assert time.monotonic() - began < SOON
 
 
-def test_a_message_that_takes_longer_than_every_ping_arrives(running):
-    desk, party = running
+def test_a_message_that_takes_longer_than_every_ping_arrives(running_sessions):
+    desk, party = running_sessions
     party.send([Partial(key(0, 0, 0, 1), LONG[:3000])])  # 12 s
     (message,) = desk.session.receive(Receive((Partial,), key(0, 0)))
     assert message.value.shape == (3000, 1024)

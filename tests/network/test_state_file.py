@@ -132,52 +132,51 @@ def put_anothers(path: Path) -> None:
         *(("server", damage) for damage in (flip, put_the_older_one)),  # all roles read checkpoints alike
     ],
 )
-def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped):
-    damage(checkpoints(stopped, name)[-1])
-    report, _ = stopped.run()
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
-    assert any("not used:" in line and "is damaged or was replaced" in line for line in stopped.lines[name])
-    assert any("continuing after round 2." in line for line in stopped.lines["server"])
-    assert not any("continuing after round 3." in line for line in stopped.lines["server"])
+def test_all_go_back_to_the_older_checkpoint_where_the_last_is_damaged_or_exchanged(damage, name, stopped_cluster):
+    damage(checkpoints(stopped_cluster, name)[-1])
+    report, _ = stopped_cluster.run()
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
+    assert any("not used:" in line and "is damaged or was replaced" in line for line in stopped_cluster.lines[name])
+    assert any("continuing after round 2." in line for line in stopped_cluster.lines["server"])
+    assert not any("continuing after round 3." in line for line in stopped_cluster.lines["server"])
 
 
-def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped):
-    older, last = checkpoints(stopped, "b")
+def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped_cluster):
+    older, last = checkpoints(stopped_cluster, "b")
     content = older.read_bytes()
     older.write_bytes(last.read_bytes())
     last.write_bytes(content)
-    server = stopped.serve()
-    error = stopped.join("b").error()
+    server = stopped_cluster.serve()
+    error = stopped_cluster.join("b").error()
     assert isinstance(error, GlasuError)  # it has no checkpoint left; the other roles keep theirs
     assert "none in common" in str(error)
-    assert sum("is damaged or was replaced" in line for line in stopped.lines["b"]) == 2
+    assert sum("is damaged or was replaced" in line for line in stopped_cluster.lines["b"]) == 2
     last.write_bytes(older.read_bytes())
     older.write_bytes(content)
-    roles = [stopped.join(name) for name in "abc"]
+    roles = [stopped_cluster.join(name) for name in "abc"]
     for role in roles:
         role.outcome()
-    assert_same_end(server.outcome(), simulate_with_secrets(stopped.parties, stopped.config).report)
+    assert_same_end(server.outcome(), simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
 @pytest.mark.parametrize(("name", "memory"), [("server", "serving.json"), ("b", "joining.json")])
-def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(name, memory, stopped):
-    path, start = stopped.folder / name / memory, stopped.serve if name == "server" else partial(stopped.join, name)
+def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(name, memory, stopped_cluster):
+    folder = stopped_cluster.folder / name
+    path, start = folder / memory, stopped_cluster.serve if name == "server" else partial(stopped_cluster.join, name)
     before = path.read_bytes()
     path.unlink()
     error = start().error()
     assert isinstance(error, ConfigError)
-    assert f"{stopped.folder / name / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in (
-        str(error)
-    )
+    assert f"{folder / 'checkpoints'}: holds checkpoints of another run (round-00000002.checkpoint" in str(error)
     assert f"restore {memory}" in str(error)
     path.write_bytes(before)
-    report, _ = stopped.run()
-    assert_same_end(report, simulate_with_secrets(stopped.parties, stopped.config).report)
-    assert any("continuing after round 3." in line for line in stopped.lines["server"])
+    report, _ = stopped_cluster.run()
+    assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
+    assert any("continuing after round 3." in line for line in stopped_cluster.lines["server"])
 
 
-def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped):
-    left = [stopped.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
+def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped_cluster):
+    left = [stopped_cluster.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
     for path in left:
         path.write_bytes(b"half")
     removed = []
@@ -186,8 +185,8 @@ def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopp
         if isinstance(event, RoundDone) and event.round == 3:
             removed.append(not any(path.exists() for path in left))
 
-    server = stopped.serve(observer=observe)
-    for role in [stopped.join(name) for name in "abc"]:
+    server = stopped_cluster.serve(observer=observe)
+    for role in [stopped_cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
     assert removed == [True]

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 from cryptography import x509
 
-from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe
+from glasu.network.connection_codes import SENTENCES, ConnectionCode, Disconnection, describe_end
 from glasu.network.control import Notice
 from glasu.network.frames import MAX_PIECE, PIECE, WINDOW, Channel, pack_frame
 from glasu.network.log_lines import MAX_REASON
@@ -85,12 +85,12 @@ def test_every_code_has_a_sentence_and_unknown_words_are_passed_on():
     assert set(SENTENCES) == set(ConnectionCode)
     end = "[::1]:9443", "AA:BB"
     for code in ConnectionCode:
-        line = describe(Disconnection(code, "this."), *end)
+        line = describe_end(Disconnection(code, "this."), *end)
         assert line
         assert "{" not in line
         assert not line.endswith(".")
-    assert describe(read_details("UNAVAILABLE", "something new"), *end) == "something new (unavailable)"
-    named = describe(Disconnection(ConnectionCode.SERVER_OF_OTHER_NAME, hosts=("x.org",)), *end)
+    assert describe_end(read_details("UNAVAILABLE", "something new"), *end) == "something new (unavailable)"
+    named = describe_end(Disconnection(ConnectionCode.SERVER_OF_OTHER_NAME, hosts=("x.org",)), *end)
     assert "does not name ::1" in named
     assert "--host x.org,::1`" in named
 
@@ -140,7 +140,7 @@ def test_a_server_at_another_address_than_its_certificate_names_is_refused_with_
 
 
 @contextmanager
-def forwarding(*ports: int) -> Iterator[int]:
+def forward_connections(*ports: int) -> Iterator[int]:
     """Yield a port that passes its first connection on to the first of these ports, and so on; the last one stays."""
 
     def pump(source: socket.socket, target: socket.socket) -> None:
@@ -187,7 +187,7 @@ def test_a_party_that_pins_the_key_of_the_server_is_served_by_it_alone(desk, kit
     ended = answer(wrong, desk.port)
     assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
     assert ended.code.is_final
-    assert "but this kit pins" in describe(ended, f"localhost:{desk.port}", own.ca_fingerprint)
+    assert "but this kit pins" in describe_end(ended, f"localhost:{desk.port}", own.ca_fingerprint)
     assert not [line for line in desk.log[len(before) :] if "connected." in line]  # no hello reached the server
 
 
@@ -204,11 +204,11 @@ def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(
             listener = stack.enter_context(Listener(desk.session.host, kit, "localhost:0"))
             listener.start()
             ports.append(listener.port)
-        with forwarding(*ports) as port:
+        with forward_connections(*ports) as port:
             ended = answer(own, port)
         assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
         assert not any(desks[1].session.list_connected().values())
-        with forwarding(ports[0]) as port:  # the forwarder itself changes nothing
+        with forward_connections(ports[0]) as port:  # the forwarder itself changes nothing
             assert isinstance(answer(own, port), bytes)
 
 
@@ -372,7 +372,7 @@ class ServersWords:
 @pytest.mark.parametrize("metadata", [(), ((CODE_KEY, "refused"),), ((CODE_KEY, "busy"),)], ids=str)
 def test_the_words_of_a_server_that_aborts_a_call_reach_a_terminal_as_one_short_printable_line(metadata):
     ended = read_status(ServersWords("\x1b[2Jno\n" + "x" * 3000, *metadata))
-    shown = describe(ended, "localhost:1", "AA")
+    shown = describe_end(ended, "localhost:1", "AA")
     assert shown.startswith("?[2Jno?xxx")
     assert shown.isprintable()
     assert len(shown) <= MAX_REASON + len(" (permission_denied)")

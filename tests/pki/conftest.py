@@ -17,16 +17,16 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 @pytest.fixture(scope="session")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return kits of a server at localhost and of the parties a, b and c; not to be changed."""
-    return made(tmp_path_factory, "kits", NOW)
+    return provision_kits(tmp_path_factory, "kits", NOW)
 
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return kits of the same names, signed by another CA."""
-    return made(tmp_path_factory, "foreign", NOW)
+    return provision_kits(tmp_path_factory, "foreign", NOW)
 
 
-def made(factory: pytest.TempPathFactory, name: str, now: datetime) -> Path:
+def provision_kits(factory: pytest.TempPathFactory, name: str, now: datetime) -> Path:
     out = factory.mktemp(name)
     provision(out, ["a", "b", "c"], ["localhost", "127.0.0.1"], now=now)
     return out

@@ -24,7 +24,7 @@ from glasu.pki.kit import open_kit
 DAY = timedelta(days=1)
 
 
-def refused(folder: Path, *words: str, **keys: object) -> None:
+def assert_kit_refused(folder: Path, *words: str, **keys: object) -> None:
     with pytest.raises(TransportError) as caught:
         open_kit(folder, **keys)  # type: ignore[arg-type]
     text = str(caught.value)
@@ -61,19 +61,19 @@ def test_a_kit_is_not_valid_before_its_clock_skew_nor_after_its_expiry(kits):
     assert timedelta(minutes=4) < datetime.now(UTC) - first
     for moment in (first, kit.expires):
         assert open_kit(kits / "a", now=moment).name == "a"
-    refused(kits / "a", "certificate.pem", "expired on", "renewed", now=kit.expires + second)
-    refused(kits / "a", "not valid before", "is the clock correct?", now=first - second)
+    assert_kit_refused(kits / "a", "certificate.pem", "expired on", "renewed", now=kit.expires + second)
+    assert_kit_refused(kits / "a", "not valid before", "is the clock correct?", now=first - second)
 
 
 def test_after_ten_years_the_ca_is_named(kits):
-    refused(kits / "a", "ca.pem", "expired on", now=datetime.now(UTC) + 3651 * DAY)
+    assert_kit_refused(kits / "a", "ca.pem", "expired on", now=datetime.now(UTC) + 3651 * DAY)
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "certificate.pem", "key.pem", "revoked.pem"])
 def test_a_missing_file_is_named(copy, name):
     folder = copy("server")
     (folder / name).unlink()
-    refused(folder, f"{name}: is missing", "again")
+    assert_kit_refused(folder, f"{name}: is missing", "again")
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "certificate.pem", "key.pem", "kit.toml", "revoked.pem"])
@@ -81,21 +81,21 @@ def test_a_missing_file_is_named(copy, name):
 def test_garbage_is_named(copy, name, content):
     folder = copy("server")
     (folder / name).write_bytes(content)
-    refused(folder, name)
+    assert_kit_refused(folder, name)
 
 
 def test_a_folder_in_the_place_of_a_file_is_one_line(copy):
     folder = copy("a")
     (folder / "key.pem").unlink()
     (folder / "key.pem").mkdir()
-    refused(folder, "key.pem", "cannot be read")
+    assert_kit_refused(folder, "key.pem", "cannot be read")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o700 | 0o010])
 def test_a_key_that_others_may_use_is_refused(copy, mode):
     folder = copy("a")
     (folder / "key.pem").chmod(mode)
-    refused(folder, "key.pem", f"mode {mode:o}", "chmod 600")
+    assert_kit_refused(folder, "key.pem", f"mode {mode:o}", "chmod 600")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
@@ -110,7 +110,7 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(copy):
     key = load_pem_private_key((folder / "key.pem").read_bytes(), None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (folder / "key.pem").write_bytes(locked)
-    refused(folder, "key.pem", "unencrypted")
+    assert_kit_refused(folder, "key.pem", "unencrypted")
 
 
 @pytest.mark.parametrize(
@@ -124,39 +124,39 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(copy):
 def test_files_of_two_kits_do_not_mix(kits, copy, name, said):
     folder = copy("a")
     shutil.copy2(kits / "b" / name, folder / name)
-    refused(folder, said, "mixed?")
+    assert_kit_refused(folder, said, "mixed?")
 
 
 def test_a_key_of_another_kind_is_a_mismatch_too(copy):
     folder = copy("a")
     key = ed25519.Ed25519PrivateKey.generate()
     (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    refused(folder, "does not belong")
+    assert_kit_refused(folder, "does not belong")
 
 
 def test_the_ca_of_another_federation_is_refused(foreign, copy):
     folder = copy("a")
     shutil.copy2(foreign / "a" / "ca.pem", folder / "ca.pem")
-    refused(folder, "certificate.pem", "not signed by the CA")
+    assert_kit_refused(folder, "certificate.pem", "not signed by the CA")
 
 
 def test_another_federations_revocation_list_is_refused(foreign, copy):
     folder = copy("server")
     shutil.copy2(foreign / "server" / "revoked.pem", folder / "revoked.pem")
-    refused(folder, "revoked.pem", "not signed by the CA")
+    assert_kit_refused(folder, "revoked.pem", "not signed by the CA")
 
 
 def test_a_certificate_of_a_party_is_no_ca(copy):
     folder = copy("a")
     shutil.copy2(folder / "certificate.pem", folder / "ca.pem")
-    refused(folder, "ca.pem", "not the certificate of a CA")
+    assert_kit_refused(folder, "ca.pem", "not the certificate of a CA")
 
 
 def test_two_certificates_in_one_file_are_refused(copy):
     folder = copy("a")
     both = (folder / "certificate.pem").read_bytes() + (folder / "ca.pem").read_bytes()
     (folder / "certificate.pem").write_bytes(both)
-    refused(folder, "certificate.pem", "one certificate")
+    assert_kit_refused(folder, "certificate.pem", "one certificate")
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_two_certificates_in_one_file_are_refused(copy):
     ],
 )
 def test_a_kit_is_not_opened_for_the_other_role(kits, name, role, needed):
-    refused(kits / name, "is the kit of", needed, role=role)
+    assert_kit_refused(kits / name, "is the kit of", needed, role=role)
 
 
 def test_a_party_cannot_be_made_a_server_by_editing_its_kit_toml(kits, copy):
     folder = copy("a")
     text = (folder / "kit.toml").read_text().replace('role = "party"', 'role = "server"')
     (folder / "kit.toml").write_text(text)
-    refused(folder, "role='server', but the certificate has 'party'")
+    assert_kit_refused(folder, "role='server', but the certificate has 'party'")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_all_that_kit_toml_says_is_checked_against_the_certificate(copy, key, va
     text = (folder / "kit.toml").read_text()
     changed = tomllib.loads(text) | tomllib.loads(f"{key} = {value}")
     (folder / "kit.toml").write_text(tomli_w.dumps(changed))
-    refused(folder, "kit.toml", said, "was it edited")
+    assert_kit_refused(folder, "kit.toml", said, "was it edited")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_value_of_another_type_and_an_unknown_key_in_kit_toml_are_refused(copy
     folder = copy("server")
     changed = tomllib.loads((folder / "kit.toml").read_text()) | tomllib.loads(f"{key} = {value}")
     (folder / "kit.toml").write_text(tomli_w.dumps(changed))
-    refused(folder, "kit.toml", key, "restore it")
+    assert_kit_refused(folder, "kit.toml", key, "restore it")
 
 
 def test_fingerprints_count_the_same_without_colons_and_in_small_letters(copy):
@@ -229,17 +229,17 @@ def test_a_roster_edited_by_hand_is_checked(copy, roster, said):
     folder = copy("server")
     text = (folder / "kit.toml").read_text()
     (folder / "kit.toml").write_text(text[: text.index("roster")] + f"roster = {roster}\n")
-    refused(folder, "kit.toml", said)
+    assert_kit_refused(folder, "kit.toml", said)
 
 
 def test_a_kit_of_another_schema_is_refused(copy):
     folder = copy("a")
     (folder / "kit.toml").write_text((folder / "kit.toml").read_text().replace("schema = 2", "schema = 1"))
-    refused(folder, "kit.toml", "schema=1", "reads 2")
+    assert_kit_refused(folder, "kit.toml", "schema=1", "reads 2")
 
 
 def test_what_is_no_kit_is_refused_with_a_hint(kits, tmp_path):
-    refused(tmp_path / "nowhere", "no such folder")
-    refused(tmp_path, "is not a kit")
-    refused(kits / "ca", "is not a kit")
-    refused(kits, "holds several kits", "server")
+    assert_kit_refused(tmp_path / "nowhere", "no such folder")
+    assert_kit_refused(tmp_path, "is not a kit")
+    assert_kit_refused(kits / "ca", "is not a kit")
+    assert_kit_refused(kits, "holds several kits", "server")

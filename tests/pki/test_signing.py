@@ -59,7 +59,7 @@ def federation(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(action: Callable[[], object], words: str) -> None:
+def assert_action_refused(action: Callable[[], object], words: str) -> None:
     """Assert that an action is refused in one line with these words."""
     with pytest.raises(GlasuError, match=words) as caught:
         action()
@@ -141,13 +141,13 @@ def test_a_request_of_the_same_key_renews_the_certificate(federation):
 
 def test_a_kit_that_waits_for_its_certificate_says_so(tmp_path):
     kit = party(tmp_path, "a")
-    refused(lambda: open_kit(kit), rf"waits for its certificate; send {REQUEST} to the CA")
+    assert_action_refused(lambda: open_kit(kit), rf"waits for its certificate; send {REQUEST} to the CA")
 
 
 def test_a_folder_with_content_is_not_overwritten(tmp_path):
     kit = party(tmp_path, "a")
     before = {path: path.read_bytes() for path in kit.iterdir()}
-    refused(lambda: make_request(kit, "a"), "is not empty .*; nothing was changed")
+    assert_action_refused(lambda: make_request(kit, "a"), "is not empty .*; nothing was changed")
     assert {path: path.read_bytes() for path in kit.iterdir()} == before
 
 
@@ -175,7 +175,9 @@ def test_a_request_whose_signature_is_wrong_is_refused(tmp_path):
     path = write_request(tmp_path / "r.pem", make_identity_uri("a"))
     assert read_request(path).name == "a"
     change_byte(path, -1)
-    refused(lambda: read_request(path), "r.pem: its signature .* is not valid, so it was modified in transit")
+    assert_action_refused(
+        lambda: read_request(path), "r.pem: its signature .* is not valid, so it was modified in transit"
+    )
 
 
 def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path):
@@ -184,7 +186,7 @@ def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path)
     forged = content.replace(b"glasu:party:a", b"glasu:party:b")
     assert forged != content
     path.write_bytes(openssl("req", "-inform", "DER", "-outform", "PEM", given=forged))
-    refused(lambda: read_request(path), "its signature .* is not valid")
+    assert_action_refused(lambda: read_request(path), "its signature .* is not valid")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_request_with_another_name_than_its_sender_signed_is_refused(tmp_path)
 )
 def test_a_request_for_a_wrong_name_is_refused(names, words, tmp_path):
     path = write_request(tmp_path / "r.pem", *names)
-    refused(lambda: sign_requests(tmp_path / "ca", [path], ["localhost"]), words)
+    assert_action_refused(lambda: sign_requests(tmp_path / "ca", [path], ["localhost"]), words)
     assert not (tmp_path / "ca").exists()
 
 
@@ -219,26 +221,26 @@ def test_a_request_for_a_wrong_name_is_refused(names, words, tmp_path):
 )
 def test_a_weak_key_or_one_of_another_kind_is_refused(key, tmp_path):
     path = write_request(tmp_path / "r.pem", make_identity_uri("a"), key=key())
-    refused(lambda: read_request(path), "its key is not ECDSA on P-256")
+    assert_action_refused(lambda: read_request(path), "its key is not ECDSA on P-256")
 
 
 def test_a_signature_with_another_hash_is_refused(tmp_path):
     path = write_request(tmp_path / "r.pem", make_identity_uri("a"), algorithm=SHA384())
-    refused(lambda: read_request(path), r"its signature \(ECDSA with SHA-256\) is not valid")
+    assert_action_refused(lambda: read_request(path), r"its signature \(ECDSA with SHA-256\) is not valid")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", b"\xff" * 100_000])
 def test_other_content_is_refused(content, tmp_path):
     (tmp_path / "r.pem").write_bytes(content)
-    refused(lambda: read_request(tmp_path / "r.pem"), "holds no signing request in PEM form")
-    refused(lambda: read_request(tmp_path / "missing.pem"), "cannot be read")
+    assert_action_refused(lambda: read_request(tmp_path / "r.pem"), "holds no signing request in PEM form")
+    assert_action_refused(lambda: read_request(tmp_path / "missing.pem"), "cannot be read")
 
 
 def test_a_second_key_for_a_name_is_refused_until_the_first_is_revoked(federation):
     before = {path: path.read_bytes() for path in (federation / "ca").rglob("*.*") if path.is_file()}
     make_request(federation / "other", "a")
     words = "'a' has a certificate for another key, valid until .*; .* use --revoke a first"
-    refused(lambda: sign(federation, federation / "other"), words)
+    assert_action_refused(lambda: sign(federation, federation / "other"), words)
     assert {path: path.read_bytes() for path in before} == before
     revoke(federation / "ca", ["a"])
     sign(federation, federation / "other")
@@ -249,29 +251,31 @@ def test_a_second_key_for_a_name_is_refused_until_the_first_is_revoked(federatio
 
 def test_two_requests_for_one_name_are_refused_together(tmp_path):
     requests = [write_request(tmp_path / name, make_identity_uri("a")) for name in ("1.pem", "2.pem")]
-    refused(
+    assert_action_refused(
         lambda: sign_requests(tmp_path / "ca", requests, ["localhost"]), "1.pem, .*2.pem: are requests for one name"
     )
     assert not (tmp_path / "ca").exists()
 
 
 def test_names_that_differ_in_case_only_are_refused(federation):
-    refused(lambda: sign(federation, party(federation, "A")), "the names must differ by more than case")
+    assert_action_refused(lambda: sign(federation, party(federation, "A")), "the names must differ by more than case")
 
 
 def test_a_ca_either_makes_keys_or_signs_requests(federation, tmp_path):
     provision(tmp_path / "trial", ["x"], ["localhost"])
     request = party(federation, "c") / REQUEST
-    refused(lambda: sign_requests(tmp_path / "trial", [request], ()), "its CA makes trial kits")
+    assert_action_refused(lambda: sign_requests(tmp_path / "trial", [request], ()), "its CA makes trial kits")
     for action in (lambda: add(federation / "ca", ["d"]), lambda: renew(federation / "ca", ["a"])):
-        refused(action, "are made where they are used; use `glasu provision request` there")
+        assert_action_refused(action, "are made where they are used; use `glasu provision request` there")
     assert renew(federation / "ca", ["server"])[0].trial is False
 
 
 def test_a_new_ca_needs_a_host_and_an_old_one_takes_none(federation, tmp_path):
     request = party(federation, "c") / REQUEST
-    refused(lambda: sign_requests(tmp_path / "new", [request], ()), "--host: name the host")
-    refused(lambda: sign_requests(federation / "ca", [request], ["localhost"]), "has a CA and a server already")
+    assert_action_refused(lambda: sign_requests(tmp_path / "new", [request], ()), "--host: name the host")
+    assert_action_refused(
+        lambda: sign_requests(federation / "ca", [request], ["localhost"]), "has a CA and a server already"
+    )
 
 
 # The key of the server
@@ -310,10 +314,12 @@ def test_the_same_request_renews_the_certificate_of_the_server_with_other_hosts(
 
 
 def test_the_ca_makes_no_key_for_a_server_that_made_its_own(own_server):
-    refused(lambda: renew(own_server / "ca", ["server"]), "server: the keys for .* are made where they are used")
+    assert_action_refused(
+        lambda: renew(own_server / "ca", ["server"]), "server: the keys for .* are made where they are used"
+    )
     make_request(own_server / "other", "server")
     words = "'server' has a certificate for another key, valid until .*; if that key is lost, make a new CA"
-    refused(lambda: sign(own_server, own_server / "other"), words)
+    assert_action_refused(lambda: sign(own_server, own_server / "other"), words)
 
 
 def test_a_server_replaces_the_key_that_the_ca_made(federation):
@@ -378,7 +384,9 @@ def test_a_second_pin_must_be_that_of_the_first(federation):
     add_pins(kit, "a", {"b": DIGITS})
     assert add_pins(kit, "a", {"b": DIGITS[:20]}) == {"b": DIGITS}  # shorter, but the same
     assert add_pins(kit, "a", {"b": DIGITS + "89"}) == {"b": DIGITS + "89"}
-    refused(lambda: add_pins(kit, "a", {"b": "f" + DIGITS[1:]}), "--peers b: f123-.* is not the pinned key 0123-")
+    assert_action_refused(
+        lambda: add_pins(kit, "a", {"b": "f" + DIGITS[1:]}), "--peers b: f123-.* is not the pinned key 0123-"
+    )
     assert open_kit(kit).pins == {"b": DIGITS + "89"}
 
 
@@ -394,7 +402,7 @@ def test_a_second_pin_must_be_that_of_the_first(federation):
     ],
 )
 def test_pins_that_are_too_short_or_of_wrong_names_are_refused(peers, words, federation):
-    refused(lambda: add_pins(federation / "a-kit", "a", peers), words)
+    assert_action_refused(lambda: add_pins(federation / "a-kit", "a", peers), words)
     assert not (federation / "a-kit" / PINS).exists()
 
 
@@ -403,4 +411,4 @@ def test_pins_that_are_too_short_or_of_wrong_names_are_refused(peers, words, fed
 )
 def test_a_damaged_file_of_pins_is_refused(content, federation):
     (federation / "a-kit" / PINS).write_text(content)
-    refused(lambda: open_kit(federation / "a-kit"), PINS)
+    assert_action_refused(lambda: open_kit(federation / "a-kit"), PINS)

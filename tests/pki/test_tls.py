@@ -33,7 +33,7 @@ def openssl(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def expired(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def expired_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federation whose kits expired six days ago and whose CA is still valid."""
     out = tmp_path_factory.mktemp("expired")
     provision(out, ["a"], ["localhost"], days=1, now=datetime.now(UTC) - 7 * DAY)
@@ -160,9 +160,9 @@ def test_a_server_or_a_party_of_another_ca_is_refused(kits, foreign):
         handshake(context(kits / "server", SERVER_SIDE), client)
 
 
-def test_an_expired_kit_is_refused_on_either_side(expired, tmp_path):
-    renew(Path(shutil.copytree(expired, tmp_path / "half")), ["server"])
-    renew(Path(shutil.copytree(expired, tmp_path / "other half")), ["a"])
+def test_an_expired_kit_is_refused_on_either_side(expired_kits, tmp_path):
+    renew(Path(shutil.copytree(expired_kits, tmp_path / "half")), ["server"])
+    renew(Path(shutil.copytree(expired_kits, tmp_path / "other half")), ["a"])
     for out in (tmp_path / "half", tmp_path / "other half"):
         with pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"):
             handshake(context(out / "server", SERVER_SIDE), context(out / "a", CLIENT_SIDE))
@@ -183,7 +183,7 @@ def test_a_server_under_a_name_that_it_was_not_provisioned_for_is_refused(kits):
 
 
 @contextmanager
-def serving(kit: Kit) -> Iterator[int]:
+def serve_method(kit: Kit) -> Iterator[int]:
     """Serve one gRPC method with mutual TLS that returns the caller's name or the reason for its refusal."""
 
     def answer(request: bytes, call: Any) -> bytes:
@@ -223,7 +223,7 @@ def credentials(kit: Kit, ca_pem: bytes | None = None) -> grpc.ChannelCredential
 
 def test_over_grpc_the_right_kit_is_served_and_others_never_reach_the_method(kits, foreign):
     server, party, stranger = open_kit(kits / "server"), open_kit(kits / "c"), open_kit(foreign / "c")
-    with serving(server) as port:
+    with serve_method(server) as port:
         assert who_am_i(port, credentials(party)) == ("OK", "c")
         assert who_am_i(port, credentials(party), "127.0.0.1") == ("OK", "c")
         refused = {
@@ -239,15 +239,15 @@ def test_over_grpc_the_right_kit_is_served_and_others_never_reach_the_method(kit
 
 
 def test_over_grpc_a_party_kit_cannot_serve(kits):
-    with serving(open_kit(kits / "a")) as port:
+    with serve_method(open_kit(kits / "a")) as port:
         assert who_am_i(port, credentials(open_kit(kits / "c")))[0] == "UNAVAILABLE"
 
 
-def test_over_grpc_an_expired_party_is_refused_in_the_handshake(expired, tmp_path):
-    out = Path(shutil.copytree(expired, tmp_path / "kits"))
+def test_over_grpc_an_expired_party_is_refused_in_the_handshake(expired_kits, tmp_path):
+    out = Path(shutil.copytree(expired_kits, tmp_path / "kits"))
     renew(out, ["server"])
     party = open_kit(out / "a", now=datetime.now(UTC) - 7 * DAY)
-    with serving(open_kit(out / "server")) as port:
+    with serve_method(open_kit(out / "server")) as port:
         assert who_am_i(port, credentials(party))[0] == "UNAVAILABLE"
 
 
@@ -256,7 +256,7 @@ def test_over_grpc_a_revoked_party_is_refused_with_the_reason_and_its_next_kit_i
     stolen = open_kit(tmp_path / "a")
     revoke(tmp_path, ["a"])
     renew(tmp_path, ["a"])
-    with serving(open_kit(tmp_path / "server")) as port:
+    with serve_method(open_kit(tmp_path / "server")) as port:
         status, reason = who_am_i(port, credentials(stolen))
         assert status == "PERMISSION_DENIED"
         assert "'a' is revoked" in reason

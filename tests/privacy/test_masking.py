@@ -116,7 +116,7 @@ def test_an_encrypted_message_is_readable_only_for_clients_with_the_answers_of_i
     sealed, before, other = masks[1].seal(b"verdict", key_of(1)), masks[0].prepare_unsealing(1), masks[2]
     masks[0].transcript.add(b"Sealed", [np.frombuffer(sealed, np.uint8)])  # the answer itself
     assert before(sealed, key_of(0)) == b"verdict"
-    with pytest.raises(ProtocolError, match="or the server has sent this client other answers than that one"):
+    with pytest.raises(ProtocolError, match="or the server has sent this client and that client different answers"):
         other.prepare_unsealing(1)(sealed, key_of(2))
 
 

@@ -42,13 +42,13 @@ OTHER_KEYS = [
 REPEATS = [KEY._replace(**change) for change in ({"incarnation": 1}, {"attempt": 1})]
 
 
-def protected(encoding: Encoding, protection: Protection) -> Release:
+def make_release(encoding: Encoding, protection: Protection) -> Release:
     """Return a gate with the same encoding and protection for all kinds of tensors."""
     return Release(use_for_all_kinds(encoding), use_for_all_kinds(protection))
 
 
 def noisy_release() -> Release:
-    return protected(Plain(), Protection(Clip(1.0), row_noise(0.1, secret=SECRET), [Rounding(8)]))
+    return make_release(Plain(), Protection(Clip(1.0), row_noise(0.1, secret=SECRET), [Rounding(8)]))
 
 
 # The gate
@@ -72,7 +72,7 @@ def test_a_tensor_is_clipped_then_noised_then_rounded():
 @pytest.mark.parametrize("encoding", [Plain(), Plain("fp64"), BFloat16(), Int8(3), Int8(3, stochastic=True)], ids=str)
 def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
     value = 3 * torch.randn(4, 3)
-    release = protected(encoding, Protection(Clip(1.0), row_noise(0.1, secret=SECRET)))
+    release = make_release(encoding, Protection(Clip(1.0), row_noise(0.1, secret=SECRET)))
     sent = release.tensor("representation", value, KEY, NODES)
     travelled = np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(sent.payload.shape)
     np.testing.assert_array_equal(sent.value.numpy(), encoding.decode(travelled))
@@ -130,7 +130,7 @@ class Opposite:
 
 def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution():
     encoding, values = Plain("fp64"), torch.randint(-99, 99, (2, 4, 3)).double() / 8
-    gates = [protected(encoding, Protection(masking=Opposite(sign))) for sign in (1, -1)]
+    gates = [make_release(encoding, Protection(masking=Opposite(sign))) for sign in (1, -1)]
     sent = [gate.tensor("representation", value, KEY) for gate, value in zip(gates, values, strict=True)]
     (mean,) = encoding.combine([each.payload for each in sent], 2, [KEY])
     np.testing.assert_array_equal(mean, values.mean(dim=0))
@@ -202,8 +202,8 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ("release", "name"),
     [
         (Release(use_for_all_kinds(Plain())), "none"),
-        (protected(Plain(), Protection(Clip(1.0))), "clip"),
-        (protected(Plain(), Protection(perturbations=[Rounding(8)])), "rounding"),
+        (make_release(Plain(), Protection(Clip(1.0))), "clip"),
+        (make_release(Plain(), Protection(perturbations=[Rounding(8)])), "rounding"),
         (noisy_release(), "clip+noise+norm=1.0+multiplier=0.1+rounding"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_local_update_passes_the_clip_but_neither_noise_nor_rounding():
     passed = noisy_release().clip(partial)
     assert torch.equal(passed, Clip(1.0)(partial))
     assert passed.requires_grad
-    assert protected(Plain(), Protection(perturbations=[Rounding(2)])).clip(partial) is partial
+    assert make_release(Plain(), Protection(perturbations=[Rounding(2)])).clip(partial) is partial
 
 
 def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
@@ -267,7 +267,7 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
         wire=WireConfig(precision="fp64"),
     )
     client = Client(config, party, index=0, names="ab", watch=Stopwatch(lambda: 0.0))
-    client.release = protected(Plain("fp64"), Protection(Clip(0.3), row_noise(0.5, 0.3)))
+    client.release = make_release(Plain("fp64"), Protection(Clip(0.3), row_noise(0.5, 0.3)))
     batch = client.learner.gather(
         Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),), Targets.of_nodes(nodes))
     )

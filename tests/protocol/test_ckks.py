@@ -28,7 +28,7 @@ from glasu.protocol.requests import RoundDone
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts
 from glasu.wire.message_key import SERVER, Phase
-from support.masks import SHARE_PRIMES, Watching, encrypted, masked
+from support.masks import SHARE_PRIMES, Watching, use_encryption, use_masks
 from support.tiny import simulate, tiny, tiny_parties
 
 ONCE = {"release": "once", "aggregation_layers": (1,), "num_rounds": 2}
@@ -47,7 +47,7 @@ RUNS = [
 @pytest.mark.parametrize("keys", RUNS, ids=str)
 def test_a_run_with_encryption_has_the_bits_of_a_run_with_masks(keys):
     config, parties = tiny(**keys)
-    ours, theirs = simulate(parties, encrypted(config)).report, simulate(parties, masked(config)).report
+    ours, theirs = simulate(parties, use_encryption(config)).report, simulate(parties, use_masks(config)).report
     assert ours.weights_sha256 == theirs.weights_sha256
     assert (ours.losses, ours.test.metrics) == (theirs.losses, theirs.test.metrics)
     assert [entry.metrics for entry in ours.history] == [entry.metrics for entry in theirs.history]
@@ -58,7 +58,7 @@ def test_a_run_with_encryption_has_the_bits_of_a_run_with_masks(keys):
 def test_party_dropout_has_the_bits_of_masks_and_no_subset_is_scored():
     parties = tiny_parties(num_clients=5)
     config = tiny(num_rounds=4, party_dropout=0.5)[0].replace(data={"features": "none", "num_clients": 5})
-    ours, theirs = simulate(parties, encrypted(config)), simulate(parties, masked(config))
+    ours, theirs = simulate(parties, use_encryption(config)), simulate(parties, use_masks(config))
     assert ours.report.weights_sha256 == theirs.report.weights_sha256
     assert ours.report.subsets is None
     with pytest.raises(ConfigError, match="party e is missing: after training with ckks all parties predict together"):
@@ -69,7 +69,7 @@ def test_party_dropout_has_the_bits_of_masks_and_no_subset_is_scored():
 def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
     config, parties = tiny(num_rounds=2, evaluate_every=1, **keys)
     seen = Watching()
-    done = simulate(parties, encrypted(config), carry=seen)
+    done = simulate(parties, use_encryption(config), carry=seen)
     assert not seen.of(Losses, Metrics, Verdict)
     for message in seen.of(Partial, Gradient, Scores, Joint, JointGradient):
         assert message.value.dtype == np.dtype("<u8")
@@ -86,7 +86,9 @@ def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
 
 def test_every_attempt_has_a_new_key():
     config, parties = tiny(num_rounds=1)
-    first, second = (simulate(parties, encrypted(config)).clients[1].release.hiding.cipher.secret for _ in range(2))
+    first, second = (
+        simulate(parties, use_encryption(config)).clients[1].release.hiding.cipher.secret for _ in range(2)
+    )
     assert first != second
 
 
@@ -101,9 +103,9 @@ def test_a_resumed_simulation_has_the_bits_of_an_unbroken_one(tmp_path):
             raise BrokenError
 
     with pytest.raises(BrokenError):
-        simulate(parties, encrypted(config), checkpoints=tmp_path, observer=stop)
-    resumed = simulate(parties, encrypted(config), checkpoints=tmp_path).report
-    unbroken = simulate(parties, masked(config)).report
+        simulate(parties, use_encryption(config), checkpoints=tmp_path, observer=stop)
+    resumed = simulate(parties, use_encryption(config), checkpoints=tmp_path).report
+    unbroken = simulate(parties, use_masks(config)).report
     assert resumed.weights_sha256 == unbroken.weights_sha256
     assert resumed.history[-1].metrics == unbroken.history[-1].metrics
 
@@ -141,7 +143,7 @@ def count_more_rows(value):
 def test_the_server_refuses_a_malformed_ciphertext_and_names_the_party(change, said):
     config, parties = tiny(num_rounds=1)
     with pytest.raises(ProtocolError, match=rf"party 'b'.*{said}"):
-        simulate(parties, encrypted(config), carry=change_value(Partial, 1, change))
+        simulate(parties, use_encryption(config), carry=change_value(Partial, 1, change))
 
 
 def test_parties_refuse_a_sum_that_the_server_changed():
@@ -152,7 +154,7 @@ def test_parties_refuse_a_sum_that_the_server_changed():
         return value
 
     with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
-        simulate(parties, encrypted(config), carry=change_value(Joint, SERVER, shift))
+        simulate(parties, use_encryption(config), carry=change_value(Joint, SERVER, shift))
 
 
 class ActiveServer:
@@ -215,7 +217,7 @@ def test_parties_refuse_a_sum_that_is_not_that_of_all_parties_in_this_exchange(f
     config, parties = tiny(num_rounds=2, evaluate_every=2, **keys)
     server = ActiveServer(find, receivers)
     with pytest.raises(ProtocolError, match=r"layer 1.*: this is not the sum of the parties' tensors: the server left"):
-        simulate(parties, encrypted(config), carry=server)
+        simulate(parties, use_encryption(config), carry=server)
     assert server.replaced >= 1
 
 
@@ -223,7 +225,7 @@ def test_parties_refuse_a_sum_that_is_not_that_of_all_parties_in_this_exchange(f
 def test_one_release_refuses_such_a_sum_as_well(find):
     config, parties = tiny(**ONCE)
     with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
-        simulate(parties, encrypted(config), carry=ActiveServer(find, (3,), 0))
+        simulate(parties, use_encryption(config), carry=ActiveServer(find, (3,), 0))
 
 
 def test_parties_that_receive_different_node_sets_notice_it_at_the_next_sum():
@@ -240,7 +242,7 @@ def test_parties_that_receive_different_node_sets_notice_it_at_the_next_sum():
         return message
 
     with pytest.raises(ProtocolError, match="this is not the sum of the parties' tensors"):
-        simulate(parties, encrypted(config), carry=Watching(split))
+        simulate(parties, use_encryption(config), carry=Watching(split))
 
 
 def test_a_changed_key_is_refused():
@@ -254,23 +256,23 @@ def test_a_changed_key_is_refused():
         return message
 
     with pytest.raises(ProtocolError, match="the group key was modified in transit"):
-        simulate(parties, encrypted(config), carry=Watching(damage))
+        simulate(parties, use_encryption(config), carry=Watching(damage))
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"method": "ensemble"}, ONCE], ids=str)
 def test_a_saved_model_predicts_what_the_model_in_memory_predicts(keys, tmp_path):
     config, parties = tiny(**keys)
-    model = TrainedModel.of(simulate(parties, encrypted(config)).clients)
+    model = TrainedModel.of(simulate(parties, use_encryption(config)).clients)
     model.save(tmp_path)
     scores = TrainedModel.load(tmp_path).scores(parties)
     np.testing.assert_array_equal(scores, model.scores(parties))
-    other = TrainedModel.of(simulate(parties, masked(config)).clients)
+    other = TrainedModel.of(simulate(parties, use_masks(config)).clients)
     np.testing.assert_array_equal(scores, other.scores(parties))
 
 
 def test_the_report_names_the_encryption():
     config, parties = tiny(num_rounds=1)
-    found = json.loads(simulate(parties, encrypted(config)).report.to_json())["privacy"]
+    found = json.loads(simulate(parties, use_encryption(config)).report.to_json())["privacy"]
     assert found["secure_aggregation"] == "ckks"
     assert found["masks"]["blind_server"] is True
     assert found["masks"]["signatures"] == "none: all parties are in one process"
@@ -278,7 +280,7 @@ def test_the_report_names_the_encryption():
 
 def test_a_policy_that_requires_masks_refuses_encryption_and_one_that_requires_it_does_not():
     config, parties = tiny(num_rounds=1)
-    protections = list_protections(simulate(parties, encrypted(config)).clients[0])
+    protections = list_protections(simulate(parties, use_encryption(config)).clients[0])
     assert protections["representation"] == "ckks"
     Policy(require={"representation": ("ckks",)}).check_settings(protections)
     with pytest.raises(PolicyError, match=r"require.representation = \['masks'\]: its protection is 'ckks'"):

@@ -7,7 +7,7 @@ import pytest
 
 from glasu.errors import ProtocolError
 from glasu.protocol.messages import Metrics
-from support.collapsed import collapsing
+from support.collapsed import make_collapsing_run
 from support.tiny import settings, simulate, tiny_parties
 
 WARNING = "predicts one class for all validation nodes"
@@ -15,7 +15,7 @@ WARNING = "predicts one class for all validation nodes"
 
 @pytest.mark.parametrize("labels", ["all", "b"])
 def test_the_report_warns_of_a_model_that_predicts_one_class(labels):
-    config, parties = collapsing(labels=labels)
+    config, parties = make_collapsing_run(labels=labels)
     sent: list = []
 
     def keep(message):
@@ -44,7 +44,7 @@ def test_a_model_that_predicts_several_classes_sends_the_flag_0():
 
 
 def test_another_number_than_the_flag_is_refused():
-    config, parties = collapsing()
+    config, parties = make_collapsing_run()
 
     def change(message):
         if isinstance(message, Metrics) and len(message.values) == 4:

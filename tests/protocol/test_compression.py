@@ -32,7 +32,7 @@ def quick(**keys):
     return settings(**{"precision": "int8", "num_rounds": 2, "evaluate_every": 2, "hidden": HIDDEN, **keys})
 
 
-def recorded(config, parties=None, **keys):
+def record_traffic(config, parties=None, **keys):
     """Return the traffic {kind: {(phase, round, layer, chunk): {sender: payload}}} and the run."""
     seen = defaultdict(lambda: defaultdict(dict))
 
@@ -51,7 +51,7 @@ def recorded(config, parties=None, **keys):
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_the_server_rounds_the_mean_of_what_was_sent_once_and_everyone_gets_the_same_bytes(precision):
     config = quick(precision=precision)
-    seen, _ = recorded(config, scatter=3)
+    seen, _ = record_traffic(config, scatter=3)
     encoding = make_encodings(config)["representation"]
     assert len(seen[Partial]) == 2 * 2 + 2 * 2  # two rounds and two evaluations of two layers
     for about, partials in seen[Partial].items():
@@ -65,7 +65,7 @@ def test_the_server_rounds_the_mean_of_what_was_sent_once_and_everyone_gets_the_
 @pytest.mark.parametrize("precision", ["fp32", *ROUNDED])
 def test_a_concatenation_is_what_was_sent_side_by_side_and_is_not_rounded_again(precision):
     config = quick(precision=precision, aggregation="concat")
-    seen, _ = recorded(config, scatter=3)
+    seen, _ = record_traffic(config, scatter=3)
     for about, partials in seen[Partial].items():
         (joint,) = seen[Joint][about].values()
         assert joint.tobytes() == np.concatenate([partials[client] for client in range(M)], axis=1).tobytes()
@@ -73,7 +73,7 @@ def test_a_concatenation_is_what_was_sent_side_by_side_and_is_not_rounded_again(
 
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_the_label_owners_gradient_reaches_everyone_as_it_was_sent(precision):
-    seen, _ = recorded(quick(precision=precision, labels="b"), tiny_parties(owner="b"), scatter=3)
+    seen, _ = record_traffic(quick(precision=precision, labels="b"), tiny_parties(owner="b"), scatter=3)
     assert len(seen[Gradient]) == 2
     for about, gradients in seen[Gradient].items():
         assert list(gradients) == [1]
@@ -83,7 +83,7 @@ def test_the_label_owners_gradient_reaches_everyone_as_it_was_sent(precision):
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
 def test_gradients_are_rounded_by_numbers_of_their_own_message(aggregation):
     config = quick(backward="joint", aggregation=aggregation)
-    seen, _ = recorded(config, scatter=3)
+    seen, _ = record_traffic(config, scatter=3)
     encoding = make_encodings(config)["gradient"]
     assert encoding.stochastic
     for about, gradients in seen[Gradient].items():
@@ -100,7 +100,7 @@ def test_gradients_are_rounded_by_numbers_of_their_own_message(aggregation):
 
 @pytest.mark.parametrize("precision", ROUNDED)
 def test_class_probabilities_travel_as_computed(precision):
-    seen, _ = recorded(quick(precision=precision))
+    seen, _ = record_traffic(quick(precision=precision))
     for kind in (Scores, JointScores):
         assert {payload.dtype.str for one in seen[kind].values() for payload in one.values()} == {"<f4"}
 
@@ -228,7 +228,7 @@ def test_the_server_needs_little_more_memory_than_its_answer(precision, what):
     assert peak < size + 12 * rows * hidden * 4  # a few chunks of floats
 
 
-def tampering(change, kind=Partial, client=1):
+def tamper_with(change, kind=Partial, client=1):
     """Return a `carry` that changes the tensor of one client's messages, or of the server's answers."""
 
     def carry(message):
@@ -265,7 +265,7 @@ HOSTILE = {
 def test_the_server_refuses_a_tensor_that_is_not_what_it_expects_and_names_the_party(name, aggregation):
     change, reason = HOSTILE[name]
     with pytest.raises(ProtocolError, match=f"party 'b', training round 0 layer 1 .*{reason}"):
-        run(quick(aggregation=aggregation), tiny_parties(), carry=tampering(change))
+        run(quick(aggregation=aggregation), tiny_parties(), carry=tamper_with(change))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64", *ROUNDED])
@@ -285,13 +285,13 @@ def test_the_server_knows_the_width_even_if_all_clients_send_another(precision):
 def test_a_client_refuses_an_answer_that_is_not_what_it_expects(name):
     change, reason = HOSTILE[name]
     with pytest.raises(ProtocolError, match=reason):
-        run(quick(), tiny_parties(), carry=tampering(change, Joint))
+        run(quick(), tiny_parties(), carry=tamper_with(change, Joint))
 
 
 @pytest.mark.parametrize("change", [lambda value: value[:, :1], lambda value: value[:-1], lambda value: value[:1]])
 def test_a_plain_answer_of_another_shape_is_never_broadcast(change):
     with pytest.raises(ProtocolError, match=r"expected a representation of shape \(24, 6\), got \("):
-        run(quick(precision="fp32"), tiny_parties(), carry=tampering(change, Joint))
+        run(quick(precision="fp32"), tiny_parties(), carry=tamper_with(change, Joint))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
@@ -305,7 +305,7 @@ def test_an_answer_that_is_no_number_is_refused_and_said_to_be_from_the_server(n
         r"party 'a', training round 0 layer . chunk 0 from server: expected a representation of finite values, got"
     )
     with pytest.raises(TrainingError, match=expected):
-        run(quick(precision="fp32"), tiny_parties(), carry=tampering(spoil, Joint))
+        run(quick(precision="fp32"), tiny_parties(), carry=tamper_with(spoil, Joint))
 
 
 @pytest.mark.parametrize("encoding", [Plain(), BFloat16()])

@@ -26,7 +26,7 @@ from support.pairs import cover_pairs
 from support.tiny import simulate
 
 
-def trained(parties, **keys):
+def train_model(parties, **keys):
     return TrainedModel.of(
         simulate(parties, settings(**{"num_rounds": 2, "aggregation_layers": (1, 3), **keys})).clients
     )
@@ -47,7 +47,7 @@ def dense(model, parties):
 )
 def test_exact_evaluation_in_any_chunks_is_dense_inference(backbone, aggregation, owner, sampler):
     parties = tiny_parties(owner=owner)
-    model = trained(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)
+    model = train_model(parties, backbone=backbone, aggregation=aggregation, labels=owner or "all", sampler=sampler)
     expected = dense(model, parties)
     np.testing.assert_allclose(model.predict_proba(parties), expected, rtol=1e-10, atol=1e-12)
     for chunk_rows in (5, 24, 1):
@@ -57,7 +57,7 @@ def test_exact_evaluation_in_any_chunks_is_dense_inference(backbone, aggregation
 
 def test_asking_for_some_nodes_in_any_order_gives_their_rows():
     parties = tiny_parties()
-    model = trained(parties)
+    model = train_model(parties)
     everything = model.predict_proba(parties)
     nodes = np.array([17, 3, 23, 0, 9])
     np.testing.assert_allclose(model.predict_proba(parties, nodes), everything[nodes], rtol=1e-10)
@@ -69,7 +69,7 @@ def test_asking_for_some_nodes_in_any_order_gives_their_rows():
 @pytest.mark.parametrize("backbone", ["gcn", "gcnii", "sage", "gat"])
 def test_nodes_may_be_asked_for_in_any_order_and_again(backbone, sampler):
     parties = tiny_parties()
-    model = trained(parties, backbone=backbone, sampler=sampler)
+    model = train_model(parties, backbone=backbone, sampler=sampler)
     everything = model.predict_proba(parties)
     rng = np.random.default_rng(0)
     count = parties[0].num_nodes
@@ -89,14 +89,14 @@ def test_smaller_chunks_are_more_messages_in_as_many_exchanges_and_the_same_run(
 
 @pytest.mark.parametrize("layers", [(1, 3), ()])
 def test_an_evaluation_in_several_products_tells_how_far_each_party_is(layers):
-    def seen(config, num_nodes):
+    def collect_events(config, num_nodes):
         events = []
         simulate(tiny_parties(num_nodes=num_nodes), config, observer=events.append, workers=1)
         return events
 
     config = settings(aggregation_layers=layers, sampler="neighbor", num_rounds=1)
-    assert not [event for event in seen(config, 24) if isinstance(event, Evaluating)]  # one product per layer
-    events = seen(config, 20_000)
+    assert not [event for event in collect_events(config, 24) if isinstance(event, Evaluating)]  # one product per layer
+    events = collect_events(config, 20_000)
     for party in "abc":
         own = [event for event in events if getattr(event, "party", None) in (party, None)]
         until = next(place for place, event in enumerate(own) if isinstance(event, Evaluated))
@@ -109,7 +109,7 @@ def test_an_evaluation_in_several_products_tells_how_far_each_party_is(layers):
 @pytest.mark.parametrize("layers", [(3,), (1, 3)])
 def test_the_prediction_is_the_mean_of_the_clients_probabilities(layers):
     parties = tiny_parties()
-    model = trained(parties, aggregation_layers=layers, optimizer="adam", num_local_steps=3)
+    model = train_model(parties, aggregation_layers=layers, optimizer="adam", num_local_steps=3)
     whole = Monolith(model.config, parties, model.weights)
     hidden = whole.forward()
     own = torch.stack([whole.logits(m, hidden[m]).softmax(dim=1) for m in range(3)])
@@ -133,7 +133,7 @@ def test_with_labels_at_one_party_the_prediction_is_the_owners_and_no_probabilit
 BAD_SCORES = {"huge": 1e30, "negative": -5.0, "a row that sums to 3/2": 0.5}
 
 
-def replacing_scores(kind, client, number):
+def replace_scores(kind, client, number):
     """Return a carrier that fills the first row of one kind of message: of one client, or of the server (None)."""
 
     def carry(message):
@@ -153,7 +153,7 @@ def test_the_server_names_who_sent_class_probabilities_that_are_none(task, numbe
     if task == "multilabel":
         parties = with_labels(parties, np.eye(NUM_CLASSES, dtype=np.int64)[parties[0].labels])
     config = settings(aggregation_layers=(1, 3), num_rounds=1, task=task)
-    carry = replacing_scores(Scores, 1, number)
+    carry = replace_scores(Scores, 1, number)
     if task == "multilabel" and 0 <= number <= 1:
         run(config, parties, carry=carry)  # rows of a multi-label task have any sum
         return
@@ -166,7 +166,7 @@ def test_the_server_names_who_sent_class_probabilities_that_are_none(task, numbe
 def test_a_client_refuses_a_mean_that_holds_no_class_probabilities(number):
     config = settings(aggregation_layers=(1, 3), num_rounds=1)
     with pytest.raises(ProtocolError, match="class probabilities from the server: expected"):
-        run(config, tiny_parties(), carry=replacing_scores(JointScores, None, number))
+        run(config, tiny_parties(), carry=replace_scores(JointScores, None, number))
 
 
 # --- schedule, nodes and selection -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Joint, Message, Partial, Proposal, Waiting
 from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Phase
-from support.messages import KEY, fitting, largest
+from support.messages import KEY, largest, make_valid_values
 from support.monolith import run, settings, tiny_parties
 
 HIDDEN, CHUNK_ROWS = 6, 64
@@ -61,7 +61,7 @@ def test_what_a_run_can_send_is_within_the_limit_of_its_kind(kind):
     @given(st.data(), shapes, st.sampled_from(Phase))
     def law(data, shapes, phase):
         contents = kind.contents().values()
-        values = [data.draw(fitting(content, shapes, phase)) for content in contents]
+        values = [data.draw(make_valid_values(content, shapes, phase)) for content in contents]
         check(shapes, kind(KEY._replace(phase=phase), *values))
 
     law()

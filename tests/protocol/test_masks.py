@@ -40,7 +40,7 @@ from glasu.runtime.simulation import make_clients
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import Ring
 from glasu.wire.message_key import SERVER, Phase
-from support.masks import Watching, masked, tiny_masked
+from support.masks import Watching, tiny_masked, use_masks
 from support.tiny import simulate, tiny, tiny_parties
 
 RUNS = [
@@ -61,7 +61,7 @@ def weights_of(simulation):
 @pytest.mark.parametrize("keys", RUNS, ids=str)
 def test_masks_change_the_result_by_the_rounding_of_the_grid_alone(keys):
     config, parties = tiny(**keys)
-    plain, hidden = simulate(parties, config), simulate(parties, masked(config))
+    plain, hidden = simulate(parties, config), simulate(parties, use_masks(config))
     for ours, theirs in zip(weights_of(hidden), weights_of(plain), strict=True):
         for name, tensor in theirs.items():
             torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
@@ -77,7 +77,7 @@ def test_neither_a_blind_server_nor_the_size_of_chunks_nor_new_keys_change_a_bit
     runs = [
         config,
         config,
-        masked(config, blind_server=True),
+        use_masks(config, blind_server=True),
         config.replace(wire={**keys_of(config), "chunk_rows": 5}),
     ]
     assert len({simulate(parties, each).report.weights_sha256 for each in runs}) == 1
@@ -122,7 +122,7 @@ def test_the_label_owners_gradient_is_not_in_any_message():
     config, parties = tiny(labels="b", num_rounds=2)
     open_run, hidden_run = Watching(), Watching()
     simulate(parties, config, carry=open_run)
-    simulate(parties, masked(config), carry=hidden_run)
+    simulate(parties, use_masks(config), carry=hidden_run)
     canary = open_run.of(Gradient)[0].value[0].tobytes()[:8]
     assert any(canary in message.value.tobytes() for message in open_run.of(JointGradient))
     arrays = [getattr(each, field.name) for each in hidden_run.messages for field in dataclasses.fields(each)[1:]]
@@ -259,7 +259,10 @@ def test_the_bytes_of_tensors_are_those_of_the_precision(precision, share):
 def test_early_stopping_and_history_follow_the_parties():
     config, parties = tiny(num_rounds=30, patience=2, evaluate_every=1, learning_rate=0.5)
     events = []
-    plain, hidden = simulate(parties, config).report, simulate(parties, masked(config), observer=events.append).report
+    plain, hidden = (
+        simulate(parties, config).report,
+        simulate(parties, use_masks(config), observer=events.append).report,
+    )
     assert len(hidden.losses) == len(plain.losses) < 30
     assert len([event for event in events if isinstance(event, RoundDone)]) == len(plain.losses)
     assert {event.party for event in events if isinstance(event, RoundDone | Evaluated)} == {None}
@@ -268,7 +271,7 @@ def test_early_stopping_and_history_follow_the_parties():
 def test_party_dropout_keeps_three_parties_in_every_sum():
     parties = tiny_parties(num_clients=5)
     config, _ = tiny(num_rounds=6, party_dropout=0.7)
-    config = masked(config.replace(data={"features": "none", "num_clients": 5}))
+    config = use_masks(config.replace(data={"features": "none", "num_clients": 5}))
     present = [draw_present(config, 5, index) for index in range(200)]
     assert min(map(len, present)) == 3
     assert {len(each) for each in present} >= {3, 4}
@@ -294,15 +297,15 @@ def test_a_saved_model_predicts_what_the_model_in_memory_predicts(keys, tmp_path
 
 def test_two_parties_train_with_masks_if_they_accept_what_the_sum_reveals():
     config, _ = tiny()
-    config = masked(config, allow_two_parties=True).replace(data={"features": "none", "num_clients": 2})
+    config = use_masks(config, allow_two_parties=True).replace(data={"features": "none", "num_clients": 2})
     assert simulate(tiny_parties(num_clients=2), config).report.privacy.masks is not None
     with pytest.raises(ConfigError, match=r"data.num_clients=2: .*allow_two_parties"):
-        simulate(tiny_parties(num_clients=2), masked(tiny()[0]))
+        simulate(tiny_parties(num_clients=2), use_masks(tiny()[0]))
 
 
 def test_an_ensemble_with_masks_has_the_scores_of_a_plain_one():
     config, parties = tiny(method="ensemble")
-    plain, hidden = simulate(parties, config).report, simulate(parties, masked(config)).report
+    plain, hidden = simulate(parties, config).report, simulate(parties, use_masks(config)).report
     assert hidden.weights_sha256 == plain.weights_sha256
     assert hidden.test.metrics == pytest.approx(plain.test.metrics, abs=1e-6)
 
@@ -315,7 +318,7 @@ def test_the_classifier_of_a_warm_start_derives_from_the_run_key():
         done = simulate(parties, used, secrets=secrets)
         return {client.keys.run_key for client in done.clients}, done.report.weights_sha256
 
-    (first, _), (second, _) = (classifier(masked(config), secrets) for secrets in seeds)
+    (first, _), (second, _) = (classifier(use_masks(config), secrets) for secrets in seeds)
     assert len(first) == len(second) == 1
     assert first != second
     assert classifier(config, seeds[0])[0] == {None}
@@ -414,7 +417,7 @@ def test_the_signature_of_a_key_covers_run_attempt_roster_settings_and_sender(fa
 
 def test_the_report_states_the_masks_and_counts_clamped_values():
     config, parties = tiny()
-    config = masked(config, blind_server=True, range=0.001)
+    config = use_masks(config, blind_server=True, range=0.001)
     found = json.loads(simulate(parties, config).report.to_json())["privacy"]
     assert found["secure_aggregation"] == "masks"
     assert found["masks"]["signatures"] == "none: all parties are in one process"
@@ -425,7 +428,7 @@ def test_the_report_states_the_masks_and_counts_clamped_values():
 
 def test_the_preset_decides_by_rules_alone_and_baselines_are_compared():
     _, parties = tiny()
-    config = masked(tiny()[0].__class__())
+    config = use_masks(tiny()[0].__class__())
     config = config.replace(train={"num_rounds": 4, "evaluate_every": 2}, model={"hidden": 8})
     report = simulate(parties, config).report
     assert report.race is not None

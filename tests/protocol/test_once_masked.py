@@ -11,7 +11,7 @@ from glasu.protocol.messages import Joint, JointScores, KeyOffer, Partial, Score
 from glasu.protocol.requests import RoundDone
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import SERVER
-from support.masks import masked
+from support.masks import use_masks
 from support.tiny import simulate, tiny
 
 ONCE = {"release": "once", "aggregation_layers": (1,), "num_rounds": 4, "evaluate_every": 2, "num_local_steps": 2}
@@ -28,7 +28,7 @@ def recorder():
 def test_masks_change_the_result_by_the_rounding_of_the_grid_alone(keys):
     config, parties = tiny(**keys)
     plain = simulate(parties, config)
-    found = [simulate(parties, masked(config, blind_server=blind)) for blind in (False, True)]
+    found = [simulate(parties, use_masks(config, blind_server=blind)) for blind in (False, True)]
     assert found[0].report.weights_sha256 == found[1].report.weights_sha256
     for ours, theirs in zip(found[0].clients, plain.clients, strict=True):
         for name, tensor in theirs.progress.best_weights.items():
@@ -44,7 +44,7 @@ def test_masks_change_the_result_by_the_rounding_of_the_grid_alone(keys):
 def test_with_masks_and_noise_only_keys_and_masked_noisy_rows_leave(keys):
     seen, carry = recorder()
     config, parties = tiny(**keys, **NOISE)
-    done = simulate(parties, masked(config, blind_server=True), carry=carry)
+    done = simulate(parties, use_masks(config, blind_server=True), carry=carry)
     names = {type(message).__name__ for message in seen if message.key.client < 3}
     assert names - {"Gradient"} == {"KeyOffer", "Sealed", "Waiting", "Partial", "Scores", "Proof"}
     kinds = Partial | Joint | Scores | JointScores
@@ -61,7 +61,7 @@ def test_with_masks_and_noise_only_keys_and_masked_noisy_rows_leave(keys):
 def test_every_attempt_agrees_on_keys_first_and_a_saved_model_repeats_the_release(tmp_path):
     seen, carry = recorder()
     config, parties = tiny(**ONCE, **NOISE)
-    done = simulate(parties, masked(config), carry=carry)
+    done = simulate(parties, use_masks(config), carry=carry)
     order = [type(each) for each in seen if each.key.client != SERVER]
     first = [order.index(kind) for kind in (KeyOffer, Sealed, Partial, Scores)]
     assert first == sorted(first)
@@ -73,7 +73,7 @@ def test_every_attempt_agrees_on_keys_first_and_a_saved_model_repeats_the_releas
 
 def test_a_resumed_run_repeats_the_release_on_the_same_grid(tmp_path):
     plain, parties = tiny(**ONCE, **NOISE, precision="int8", checkpoint_every=1)
-    config = masked(plain, blind_server=True)
+    config = use_masks(plain, blind_server=True)
 
     def interrupt(event):
         if isinstance(event, RoundDone) and event.round == 2:

@@ -15,7 +15,7 @@ from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER, TO_ONE
-from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, decided, race
+from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, find_candidate, race
 from support.tiny import assert_same_end, simulate
 
 
@@ -27,7 +27,7 @@ class CrashError(Exception):
 def test_a_race_ends_with_the_weights_of_a_run_with_the_winners_settings(name):
     config, parties = race(name)
     raced, best = simulate(parties, config).report, WINNERS[name]
-    direct = simulate(parties, decided(config, best)).report
+    direct = simulate(parties, find_candidate(config, best)).report
     assert_same_end(raced, direct)
     assert raced.config.train.learning_rate == best
     assert [each.chosen for each in raced.race.candidates].count(True) == 1
@@ -70,7 +70,7 @@ def test_a_candidate_that_diverges_loses_the_race(name, keys):
     assert by_rate[GOOD].diverged is None
     assert by_rate[GOOD].score is not None
     if config.wire.precision != "int8":  # rounding is drawn from the number of the message
-        assert_same_end(report, simulate(parties, decided(config, GOOD)).report)
+        assert_same_end(report, simulate(parties, find_candidate(config, GOOD)).report)
 
 
 @pytest.mark.parametrize("keys", ELSEWHERE[:3], ids=str)
@@ -83,7 +83,7 @@ def test_a_race_in_which_all_candidates_diverge_fails_and_names_the_keys_to_set(
 def test_a_training_that_diverges_after_the_race_fails():
     config, parties = race("another one diverges")
     with pytest.raises(TrainingError, match="diverged"):
-        simulate(parties, decided(config, TOO_LARGE))
+        simulate(parties, find_candidate(config, TOO_LARGE))
 
 
 STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates stop within the race

@@ -19,7 +19,7 @@ N, TRAIN, VALIDATION, TEST = 24, 12, 6, 6
 HEADER, SECTION, NODE = 48, 12, 1  # bytes; all ids here are below 128
 
 
-def sampled(**keys):
+def run_with_sampler(**keys):
     """Run with a neighbour sampler; return the run and the samples of every client, in the order of the rounds."""
     config = settings(**{"sampler": "neighbor", "fanout": 2, "batch_size": 3, "num_rounds": 4, **keys})
     samples = [[] for _ in range(3)]
@@ -44,7 +44,7 @@ KINDS = [
 @pytest.mark.parametrize("layers", [(3,), (1, 3), ALL_LAYERS])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_all_clients_hold_the_same_sets_where_they_aggregate_and_every_set_contains_the_next(kind, layers):
-    _, samples = sampled(aggregation_layers=layers, num_rounds=2, **kind)
+    _, samples = run_with_sampler(aggregation_layers=layers, num_rounds=2, **kind)
     for of_round in zip(*samples, strict=True):
         assert len({sample.round for sample in of_round}) == 1
         for layer in layers:
@@ -62,7 +62,7 @@ def test_all_clients_hold_the_same_sets_where_they_aggregate_and_every_set_conta
 @hypothesis_settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_agreed_set_is_the_union_of_what_the_clients_drew_from_their_own_neighbours(seed, fanout, layerwise):
     keys = {"seed": seed, "fanout": fanout, "sampling": "layer" if layerwise else "node", "num_rounds": 2}
-    _, samples = sampled(aggregation_layers=(0, 2, 3), **keys)
+    _, samples = run_with_sampler(aggregation_layers=(0, 2, 3), **keys)
     parties = tiny_parties()
     for of_round in zip(*samples, strict=True):
         for layer in (0, 2):  # S[1] and S[3] are agreed; S[4] is the batch
@@ -79,7 +79,7 @@ def test_the_agreed_set_is_the_union_of_what_the_clients_drew_from_their_own_nei
 
 
 def test_below_the_lowest_aggregation_the_clients_sets_may_differ():
-    _, samples = sampled(aggregation_layers=(2, 3))
+    _, samples = run_with_sampler(aggregation_layers=(2, 3))
     first = [own[0] for own in samples]
     assert len({sample.nodes[0].tobytes() for sample in first}) > 1
     assert len({sample.nodes[3].tobytes() for sample in first}) == 1
@@ -87,7 +87,7 @@ def test_below_the_lowest_aggregation_the_clients_sets_may_differ():
 
 def test_batches_are_drawn_anew_in_every_round_from_the_training_nodes_alone():
     for labels in ("all", "b"):
-        _, samples = sampled(aggregation_layers=(3,), num_rounds=8, labels=labels)
+        _, samples = run_with_sampler(aggregation_layers=(3,), num_rounds=8, labels=labels)
         train = tiny_parties()[0].splits.train
         batches = [sample.nodes[-1] for sample in samples[0]]
         assert all(len(batch) == 3 and np.isin(batch, train).all() for batch in batches)
@@ -97,7 +97,7 @@ def test_batches_are_drawn_anew_in_every_round_from_the_training_nodes_alone():
 def test_a_block_uses_the_edges_the_client_drew_itself_and_an_induced_one_all_between_the_sets():
     parties = tiny_parties()
     for blocks in ("drawn", "induced"):
-        done, samples = sampled(aggregation_layers=(1, 3), fanout=1, blocks=blocks)
+        done, samples = run_with_sampler(aggregation_layers=(1, 3), fanout=1, blocks=blocks)
         for m, (client, party) in enumerate(zip(done.clients, parties, strict=True)):
             sample = samples[m][0]
             source, target = party.graph.edge_index()
@@ -157,7 +157,7 @@ def test_evaluation_nodes_that_cannot_be_are_refused_before_a_loop_reads_them():
 
 @pytest.mark.parametrize("layers", [(1, 3), ALL_LAYERS])
 def test_with_a_shared_sampler_no_index_travels(layers):
-    done, _ = sampled(sampler="shared", aggregation_layers=layers, evaluate_every=2)
+    done, _ = run_with_sampler(sampler="shared", aggregation_layers=layers, evaluate_every=2)
     assert done.meter.by_kind["index"] == 0
     assert done.meter.by_phase["sampling"] == 0
     assert done.meter.exchanges_by_phase["sampling"] == 0
@@ -200,14 +200,14 @@ def test_with_a_shared_sampler_a_label_owner_publishes_the_training_nodes_exactl
     ids=str,
 )
 def test_a_round_costs_k_exchanges_and_the_first_agreement_k_minus_1_once(keys, per_round, first, layers):
-    done, _ = sampled(aggregation_layers=layers, num_rounds=3, prefetch=1, **keys)
+    done, _ = run_with_sampler(aggregation_layers=layers, num_rounds=3, prefetch=1, **keys)
     K = len(layers)
     assert done.meter.exchanges_by_phase["training"] == 3 * (per_round[0] * K + per_round[1])
     assert done.meter.exchanges_by_phase["sampling"] == first[0] * K + first[1]
 
 
 def test_without_prefetch_every_round_pays_for_its_agreement():
-    done, _ = sampled(aggregation_layers=(0, 2, 3), prefetch=0)
+    done, _ = run_with_sampler(aggregation_layers=(0, 2, 3), prefetch=0)
     assert done.meter.exchanges_by_phase["sampling"] == 4 * 2
     assert done.meter.exchanges_by_phase["training"] == 4 * 3
 
@@ -227,7 +227,7 @@ def test_without_prefetch_every_round_pays_for_its_agreement():
 )
 def test_prefetching_changes_neither_a_weight_nor_an_index_byte(keys):
     keys = {"aggregation_layers": (1, 3), "num_rounds": 4, "evaluate_every": 2, "dropout": 0.5, **keys}
-    runs = [sampled(prefetch=prefetch, **keys)[0] for prefetch in (0, 1, 3, 16)]
+    runs = [run_with_sampler(prefetch=prefetch, **keys)[0] for prefetch in (0, 1, 3, 16)]
     for other in runs[1:]:
         assert identical(other.final, runs[0].final)
         assert other.server.progress.losses == runs[0].server.progress.losses
@@ -269,7 +269,7 @@ def test_a_report_counts_two_exchanges_per_round_for_two_layers_and_the_same_wei
 
 
 def evaluations(**keys):
-    done, _ = sampled(aggregation_layers=(1, 3), evaluate_every=2, **keys)
+    done, _ = run_with_sampler(aggregation_layers=(1, 3), evaluate_every=2, **keys)
     return [(event.split, event.metrics) for event in done.events if hasattr(event, "metrics")]
 
 
@@ -284,7 +284,7 @@ def test_sampled_evaluation_with_a_fanout_above_every_degree_is_exact(sampler, l
 
 
 def test_a_bound_on_the_nodes_of_training_does_not_hold_in_evaluation():
-    done, _ = sampled(aggregation_layers=(1, 3), fanout=2, max_nodes=4)
+    done, _ = run_with_sampler(aggregation_layers=(1, 3), fanout=2, max_nodes=4)
     sampler, nodes = done.clients[0].learner.sampler, np.arange(8)
     assert len(sampler.draw(nodes, 0, 1, "neighbors").nodes) == 8
     assert len(sampler.draw(nodes, 0, 1, "evaluation neighbors").nodes) > 8
@@ -300,7 +300,7 @@ def test_sampled_evaluation_sees_sampled_neighbours_only(sampling):
 
 @pytest.mark.parametrize("keys", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)
 def test_evaluation_draws_from_a_stream_of_its_own(keys):
-    done, _ = sampled(aggregation_layers=(1, 3), fanout=1, **keys)
+    done, _ = run_with_sampler(aggregation_layers=(1, 3), fanout=1, **keys)
     nodes, differ = np.arange(4), 0
     for client in done.clients:
         for layer in range(4):
@@ -315,6 +315,6 @@ def test_evaluation_draws_from_a_stream_of_its_own(keys):
 @pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"sampler": "shared"}, {"backward": "joint"}], ids=str)
 def test_sampled_evaluation_does_not_touch_the_training(keys):
     keys = {"aggregation_layers": (1, 3), "evaluate_every": 1, "dropout": 0.5, **keys}
-    exact, drawn = (sampled(sampled_evaluation=value, **keys)[0] for value in (False, True))
+    exact, drawn = (run_with_sampler(sampled_evaluation=value, **keys)[0] for value in (False, True))
     assert identical(exact.final, drawn.final)
     assert exact.server.progress.losses == drawn.server.progress.losses

@@ -47,7 +47,7 @@ def build(config, parties, states=None):
     return clients, server
 
 
-def unbroken(config, parties, states=None, *, stop_after_round=False):
+def run_unbroken(config, parties, states=None, *, stop_after_round=False):
     """Run to the end, or to the end of one round; return clients, server, events and, per round, all states."""
     clients, server = build(config, parties, states)
     kept, servers, events = [[] for _ in clients], [], []
@@ -115,24 +115,24 @@ def case(name):
 @pytest.mark.parametrize("name", ["adam", "sgd with momentum", "labels at one party"])
 def test_a_run_rebuilt_from_its_states_at_any_round_ends_with_the_same_bits(name):
     config, parties = case(name)
-    clients, server, events, states = unbroken(config, parties)
+    clients, server, events, states = run_unbroken(config, parties)
     expected = summary(clients, server, events)
     assert len(states) == len(server.progress.losses)
     for state in states:
-        again, other, later, _ = unbroken(config, parties, state)
+        again, other, later, _ = run_unbroken(config, parties, state)
         assert_same_outcome(summary(again, other, later), expected)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run_rebuilt_after_every_round_ends_with_the_same_bits(name):
     config, parties = case(name)
-    clients, server, events, states = unbroken(config, parties)
+    clients, server, events, states = run_unbroken(config, parties)
     expected = summary(clients, server, events)
     state, seen = None, []
     for _ in states:
-        *_, found, (state,) = unbroken(config, parties, state, stop_after_round=True)
+        *_, found, (state,) = run_unbroken(config, parties, state, stop_after_round=True)
         seen += found
-    clients, server, found, rest = unbroken(config, parties, state)  # only the test remains
+    clients, server, found, rest = run_unbroken(config, parties, state)  # only the test remains
     assert not rest
     assert_same_outcome(summary(clients, server, found), expected)
     assert [(event.round, event.metrics, event.loss) for event in seen] == [
@@ -142,13 +142,13 @@ def test_a_run_rebuilt_after_every_round_ends_with_the_same_bits(name):
 
 def test_early_stopping_is_among_the_cases_above():
     config, parties = case("patience")
-    *_, states = unbroken(config, parties)
+    *_, states = run_unbroken(config, parties)
     assert len(states) < ROUNDS
 
 
 def test_a_state_does_not_change_while_the_run_goes_on():
     config, parties = case("adam")
-    _, _, _, states = unbroken(config, parties)
+    _, _, _, states = run_unbroken(config, parties)
     first, last = states[0][0][0], states[-1][0][0]
     assert first.progress.round == 1
     assert last.progress.round == ROUNDS
@@ -160,10 +160,10 @@ def test_a_state_does_not_change_while_the_run_goes_on():
 
 def test_a_client_that_forgot_its_optimiser_would_be_noticed():
     config, parties = case("sgd with momentum")
-    _, _, _, states = unbroken(config, parties)
+    _, _, _, states = run_unbroken(config, parties)
     own, one = states[2]
     forgetful = [type(state)(**{**vars(state), "optimizer": {}}) for state in own]
-    _, _, _, again = unbroken(config, parties, (forgetful, one))
+    _, _, _, again = run_unbroken(config, parties, (forgetful, one))
     last, other = ([state.weights for state in every[-1][0]] for every in (states, again))
     assert not identical(last, other)
 
@@ -201,7 +201,7 @@ def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
 @pytest.mark.parametrize("change", [{"num_rounds": ROUNDS + 1}, {"seed": 1}, {"learning_rate": 0.02}, {"hidden": 7}])
 def test_a_state_of_other_settings_is_refused(change):
     config, parties = case("adam")
-    *_, states = unbroken(config, parties)
+    *_, states = run_unbroken(config, parties)
     section = "model" if "hidden" in change else "train"
     clients, server = build(config.replace(**{section: change}), parties)
     own, one = states[1]
@@ -215,7 +215,7 @@ def test_a_state_of_other_settings_is_refused(change):
 
 def test_a_servers_state_of_other_parties_is_refused():
     config, parties = case("adam")
-    *_, states = unbroken(config, parties)
+    *_, states = run_unbroken(config, parties)
     _, server = build(config, [replace(parties[0], name="x"), *parties[1:]])
     with pytest.raises(ConfigError, match="other settings or parties"):
         server.restore(states[1][1])
@@ -228,7 +228,7 @@ def test_a_restarted_client_makes_the_same_noise_again():
     """The same rounds in another incarnation send the same bytes, so the noise cannot be averaged away."""
     config, parties = case("adam")
 
-    def released(incarnation):
+    def record_partials(incarnation):
         clients, server = build(config, parties)
         sent = {}
         for client in clients:
@@ -245,6 +245,6 @@ def test_a_restarted_client_makes_the_same_noise_again():
             run_roles(clients, server, carry=with_valid_scores(see))
         return sent
 
-    first, again = released(0), released(3)
+    first, again = record_partials(0), record_partials(3)
     assert len(first) == 3 * 2 * ROUNDS
     assert first == again

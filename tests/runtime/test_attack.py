@@ -15,7 +15,7 @@ from glasu.runtime.attack import attack_run, attack_split_view
 from glasu.runtime.observation import Observation
 from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.transcript import RecordedRun
-from support.masks import encrypted, masked
+from support.masks import use_encryption, use_masks
 from support.races import GOOD, race
 from support.tiny import settings, simulate, tiny_parties
 
@@ -54,7 +54,7 @@ def test_batches_that_are_not_sent_are_drawn_from_the_public_seed(tmp_path, keys
 
 def test_rounds_of_one_layer_are_attacked_at_the_training_nodes(tmp_path):
     config, parties = settings(**{**KEYS, "aggregation_layers": (3,), "batch_size": 0}), tiny_parties(num_nodes=80)
-    for folder, chosen in (("plain", config), ("masked", masked(config.replace(wire={"precision": "fp32"})))):
+    for folder, chosen in (("plain", config), ("masked", use_masks(config.replace(wire={"precision": "fp32"})))):
         found = attack(tmp_path / folder, parties, chosen, ["c"])["features: training rounds", "c"]
         assert found.detail == f"{len(parties[0].splits.train) // 2} of {len(parties[0].splits.train)} rows known"
 
@@ -155,7 +155,7 @@ def test_a_server_that_splits_the_view_reads_one_party_from_the_sums():
 
 def test_ciphertexts_show_an_attacking_server_neither_features_nor_a_part(tmp_path):
     keys = {**KEYS, "precision": "fp32", "chunk_rows": 20}  # 80 rows, so that an empty chunk follows
-    config, parties = encrypted(settings(**keys)), tiny_parties(num_nodes=80, degree=0.3)
+    config, parties = use_encryption(settings(**keys)), tiny_parties(num_nodes=80, degree=0.3)
     found = attack(tmp_path, parties, config, ["server"])
     for name, finding in found.items():
         if name[0].startswith("features"):
@@ -166,7 +166,7 @@ def test_ciphertexts_show_an_attacking_server_neither_features_nor_a_part(tmp_pa
 
 def hide_with(name, config):
     """Return the settings with masks that hide sums from the server, or with encryption."""
-    return masked(config, blind_server=True) if name == "masks" else encrypted(config)
+    return use_masks(config, blind_server=True) if name == "masks" else use_encryption(config)
 
 
 @pytest.mark.parametrize("name", ["masks", "ckks"])
@@ -182,7 +182,7 @@ def test_with_hidden_sums_a_party_learns_what_it_learns_without_them_and_the_ser
 
 def test_with_masks_a_party_reads_the_gradient_of_the_label_owner_and_the_server_does_not(tmp_path):
     config, parties = settings(labels="a", precision="fp32", **KEYS), tiny_parties(num_nodes=60, owner="a")
-    found = attack(tmp_path, parties, masked(config, blind_server=True), secrets=SECRETS)
+    found = attack(tmp_path, parties, use_masks(config, blind_server=True), secrets=SECRETS)
     name = "labels: k-means of G, first round"
     assert found[name, "c"].score == 1.0
     assert (name, "server") not in found

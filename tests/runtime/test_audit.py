@@ -14,7 +14,7 @@ from glasu.errors import ConfigError
 from glasu.privacy.policy import RELEASE_KINDS, Policy, PolicyError, ReleaseKind
 from glasu.protocol.messages import TensorMessage
 from glasu.runtime.audit import audit_folder
-from glasu.runtime.audit_page import render_page, render_text
+from glasu.runtime.audit_page import render_audit_page, render_text
 from glasu.runtime.policy_file import PolicyFile
 from support.ledgers import Notes, list_entries
 from support.tiny import simulate, tiny
@@ -33,15 +33,15 @@ def test_the_page_explains_every_kind():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     return folder, train(folder)
 
 
 @pytest.fixture
-def run_dir(trained, tmp_path):
+def run_dir(trained_run, tmp_path):
     """Return a copy of the trained folder."""
-    folder, _ = trained
+    folder, _ = trained_run
     (tmp_path / "ledger").mkdir()
     for path in (folder / "report.json", *(folder / "ledger").iterdir()):
         (tmp_path / path.relative_to(folder)).write_bytes(path.read_bytes())
@@ -52,13 +52,13 @@ def list_failures(folder, *peers) -> list[str]:
     return [f"{check.check}: {check.text}" for check in audit_folder(folder, peers).failures]
 
 
-def test_a_ledger_file_changes_no_weight(trained):
+def test_a_ledger_file_changes_no_weight(trained_run):
     config, parties = tiny()
-    assert simulate(parties, config).report.weights_sha256 == trained[1].report.weights_sha256
+    assert simulate(parties, config).report.weights_sha256 == trained_run[1].report.weights_sha256
 
 
-def test_the_totals_are_those_of_the_report_and_of_the_traffic(run_dir, trained):
-    audit, report = audit_folder(run_dir), trained[1].report
+def test_the_totals_are_those_of_the_report_and_of_the_traffic(run_dir, trained_run):
+    audit, report = audit_folder(run_dir), trained_run[1].report
     assert audit.failures == []
     assert [ledger.party for ledger in audit.ledgers] == ["a", "b", "c"]
     for ledger, stated in zip(audit.ledgers, report.privacy.ledger, strict=True):
@@ -75,7 +75,7 @@ def test_the_totals_are_those_of_the_report_and_of_the_traffic(run_dir, trained)
 
 def test_the_text_and_the_page_list_every_kind_and_check(run_dir):
     audit = audit_folder(run_dir)
-    text, page = render_text(audit), render_page(audit, datetime(2026, 1, 2, tzinfo=UTC))
+    text, page = render_text(audit), render_audit_page(audit, datetime(2026, 1, 2, tzinfo=UTC))
     for word in ("representation", "losses", "evaluation", "none", "OK"):
         assert word in text
         assert word in page

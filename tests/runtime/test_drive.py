@@ -27,7 +27,7 @@ from glasu.protocol.requests import (
     Send,
     Timed,
 )
-from glasu.runtime.drive import Finished, advance, check_contribution, drive, resolve
+from glasu.runtime.drive import Finished, advance, check_contribution, drive, to_actions
 from glasu.runtime.inprocess import Running
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -163,7 +163,7 @@ def test_resolving_leaves_only_requests_that_a_runtime_performs():
     seen = []
     drive(script, seen.append, NO_WATCH)
     assert seen == [RoundDone(0), Save("inner"), Save("main")]
-    assert advance(resolve(request_all(), NO_WATCH)) == Finished([])
+    assert advance(to_actions(request_all(), NO_WATCH)) == Finished([])
 
 
 # --- two scripts in the same exchanges ------------------------------------------------------------------------------

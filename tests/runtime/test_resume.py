@@ -91,16 +91,16 @@ def outcome(report):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_broken_at_any_message_goes_on_to_the_same_end(name, tmp_path, caplog):
-    broken_at(name, tmp_path, caplog, 3)
+    check_interruptions(name, tmp_path, caplog, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_broken_at_every_message_goes_on_to_the_same_end(name, tmp_path, caplog):
-    broken_at(name, tmp_path, caplog, None)
+    check_interruptions(name, tmp_path, caplog, None)
 
 
-def broken_at(name, tmp_path, caplog, places):
+def check_interruptions(name, tmp_path, caplog, places):
     """Interrupt a run at some or all of its messages, and compare its end with an uninterrupted run."""
     config, parties = case(name)
     carry, carried = crash_at(-1)
@@ -245,7 +245,7 @@ def test_a_finished_run_has_nothing_left_to_train(tmp_path):
     assert {message.key.round for message in carried} == {ROUNDS + 1}  # the test of the selected model
 
 
-def broken(tmp_path, number=60):
+def interrupt_run(tmp_path, number=60):
     config, parties = case("full")
     with pytest.raises(CrashError):
         simulate(parties, config, carry=crash_at(number)[0], checkpoints=tmp_path)
@@ -273,7 +273,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_checkpoint_is_noticed_and_the_older_one_used(kind, tmp_path, caplog):
-    config, parties, older, newer = broken(tmp_path)
+    config, parties, older, newer = interrupt_run(tmp_path)
     newer.write_bytes(DAMAGE[kind](newer.read_bytes(), older.read_bytes()))
     report = simulate(parties, config, checkpoints=tmp_path).report
     lines = caplog.messages
@@ -312,7 +312,7 @@ def test_a_run_that_was_further_is_not_silently_started_over(tmp_path):
 
 
 def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_path, caplog):
-    config, parties, older, newer = broken(tmp_path)
+    config, parties, older, newer = interrupt_run(tmp_path)
     for path in (older, newer):
         path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigError, match=r"no checkpoint is intact.*--fresh"):
@@ -327,7 +327,7 @@ def test_without_an_intact_checkpoint_a_run_is_not_silently_started_over(tmp_pat
 def test_a_run_that_diverged_says_which_checkpoints_it_removes_so_that_other_settings_can_take_its_place(
     tmp_path, caplog
 ):
-    config, parties, older, newer = broken(tmp_path)
+    config, parties, older, newer = interrupt_run(tmp_path)
 
     def diverge(event):
         raise TrainingError("the loss is nan")
@@ -340,7 +340,7 @@ def test_a_run_that_diverged_says_which_checkpoints_it_removes_so_that_other_set
 
 
 def test_other_data_is_refused(tmp_path):
-    config, parties, _, _ = broken(tmp_path)
+    config, parties, _, _ = interrupt_run(tmp_path)
     changed = parties[1].features.copy()
     changed[0, 0] += 1
     others = [parties[0], replace(parties[1], features=changed), parties[2]]

@@ -86,7 +86,7 @@ def test_the_wire_log_has_one_line_per_message_and_exchange(caplog):
     ]
 
 
-def recorded():
+def record_telemetry():
     clock = Clock()
     telemetry = Telemetry(clock)
     clock.now = 2.0
@@ -98,7 +98,7 @@ def recorded():
 
 
 def test_a_restored_run_adds_to_the_figures_of_before():
-    state = recorded().state()
+    state = record_telemetry().state()
     clock = Clock()
     resumed = Telemetry(clock)
     resumed.restore(state)
@@ -110,12 +110,12 @@ def test_a_restored_run_adds_to_the_figures_of_before():
 
 
 def test_the_state_survives_json():
-    state = recorded().state()
+    state = record_telemetry().state()
     assert read_record(TelemetryState, json.loads(json.dumps(to_plain(state))), "state") == state
 
 
 def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
-    telemetry = recorded()
+    telemetry = record_telemetry()
     state = telemetry.state()
     telemetry.observe(validation(2, 0.9, improved=True))
     telemetry.traffic.count_to_server(tensor(Partial, 0))
@@ -131,7 +131,7 @@ def report_of(telemetry, losses, **options):
 
 
 def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
-    telemetry, identity = recorded(), Identity(("a", "b"), "a", 1, bytes(12))
+    telemetry, identity = record_telemetry(), Identity(("a", "b"), "a", 1, bytes(12))
     prepared = PreparedColumns(unchanged=3, scaled=0, standardized=2, dropped=("age",))
     report = telemetry.build_party_report(RunConfig(), identity, {}, "digest", Ledger(), prepared)
     assert (report.party, report.parties, report.run) == ("b", ("a", "b"), bytes(12).hex())
@@ -142,7 +142,7 @@ def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
 
 
 def test_an_entry_of_the_history_has_the_cost_until_then():
-    telemetry = recorded()
+    telemetry = record_telemetry()
     telemetry.observe(final(0.5))
     (entry,) = report_of(telemetry, [[0.7]]).history
     size = len(encode(tensor(Partial, 0)))

@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def fitted(name="mean"):
+def train_model(name="mean"):
     keys = KINDS[name]
     parties = tiny_parties(owner=keys.get("labels"))
     config = settings(num_rounds=3, precision="fp32", optimizer="adam", **keys)
@@ -40,14 +40,14 @@ def fitted(name="mean"):
 
 @pytest.fixture
 def folder(tmp_path):
-    model, _, _ = fitted()
+    model, _, _ = train_model()
     model.save(tmp_path / "model")
     return tmp_path / "model"
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
-    model, parties, _ = fitted(name)
+    model, parties, _ = train_model(name)
     model.save(tmp_path / "deep" / "model")
     again = TrainedModel.load(tmp_path / "deep" / "model")
     who = {"party": "b"} if name == "standalone" else {}
@@ -62,7 +62,7 @@ def test_a_model_read_from_its_folder_predicts_the_same_bits(tmp_path, name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_predictions_score_on_the_test_nodes_what_the_report_says(name):
-    model, parties, done = fitted(name)
+    model, parties, done = train_model(name)
     labelled = next(one for one in parties if one.labels is not None)
     nodes = labelled.splits.test
     truth = np.asarray(labelled.classes)[labelled.labels[nodes]]
@@ -74,7 +74,7 @@ def test_predictions_score_on_the_test_nodes_what_the_report_says(name):
 
 
 def test_after_standalone_training_each_party_predicts_with_its_own_model():
-    model, parties, _ = fitted("standalone")
+    model, parties, _ = train_model("standalone")
     for party, weights in zip(parties, as_double(model), strict=True):
         expected = Monolith(model.config, [party], [weights]).probabilities().numpy()
         np.testing.assert_allclose(model.predict_proba(parties, party=party.name), expected, atol=1e-5)
@@ -84,7 +84,7 @@ def test_after_standalone_training_each_party_predicts_with_its_own_model():
 
 @pytest.mark.parametrize("party", [None, "z"])
 def test_a_standalone_model_must_be_told_who_predicts(party):
-    model, parties, _ = fitted("standalone")
+    model, parties, _ = train_model("standalone")
     with pytest.raises(ConfigError, match=f"party={party!r}: each party trained its own model.*: a, b, c"):
         model.predict_proba(parties, party=party)
     with pytest.raises(ConfigError, match="a, b, c"):
@@ -97,13 +97,13 @@ def as_double(model):
 
 @pytest.mark.parametrize("name", ["mean", "labels at one party"])
 def test_prediction_needs_no_labels(name):
-    model, parties, _ = fitted(name)
+    model, parties, _ = train_model(name)
     blind = [replace(one, labels=None, classes=(), splits=None) for one in parties]
     assert np.array_equal(model.predict_proba(blind), model.predict_proba(parties))
 
 
 def test_prediction_is_metered_as_prediction():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     meter = TrafficCounter()
     model.predict_proba(parties, np.arange(5), traffic=meter)
     assert set(meter.by_phase) == {"prediction"}
@@ -112,14 +112,14 @@ def test_prediction_is_metered_as_prediction():
 
 
 def test_a_folder_that_is_saved_to_again_holds_the_later_model(folder):
-    later, parties, _ = fitted("input scale")
+    later, parties, _ = train_model("input scale")
     later.save(folder)
     assert np.array_equal(TrainedModel.load(folder).predict_proba(parties), later.predict_proba(parties))
 
 
 def test_weights_of_a_former_model_do_not_stay_and_other_files_do(folder):
     (folder / "notes.txt").write_text("mine")
-    later, _, _ = fitted("centralized")
+    later, _, _ = train_model("centralized")
     later.save(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["all.safetensors", "model.toml", "notes.txt"]
 
@@ -134,7 +134,7 @@ def test_a_model_is_read_from_its_folder_or_from_the_folder_of_the_run(folder):
 
 
 def test_nodes_are_asked_for_by_position_or_by_a_mask():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     everything = model.predict_proba(parties)
     np.testing.assert_array_equal(model.predict_proba(parties, np.arange(24)), everything)
     mask = np.arange(24) % 3 == 1
@@ -163,7 +163,7 @@ def test_nodes_are_asked_for_by_position_or_by_a_mask():
     ],
 )
 def test_other_ways_to_ask_for_nodes_are_refused(nodes, said):
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     with pytest.raises(DataError, match=said):
         model.predict_proba(parties, nodes)
 
@@ -195,7 +195,7 @@ def test_renamed_and_reordered_columns_are_refused(tmp_path, rename, through_a_f
 
 
 def test_columns_that_had_no_names_in_training_may_have_some_later():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     assert np.array_equal(model.predict_proba(with_names(parties)), model.predict_proba(parties))
 
 
@@ -211,7 +211,7 @@ def test_of_pooled_columns_the_names_are_compared_too():
 
 
 def test_other_parties_than_those_that_trained_are_refused():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     with pytest.raises(AlignmentError, match="trained by the parties a, b, c; got a, c, b"):
         model.predict_proba([parties[0], parties[2], parties[1]])
     with pytest.raises(AlignmentError, match="got a, b"):
@@ -219,14 +219,14 @@ def test_other_parties_than_those_that_trained_are_refused():
 
 
 def test_another_number_of_features_is_refused():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     wider = replace(parties[1], features=np.ones((24, 9)))
     with pytest.raises(DataError, match="party 'b': 9 features, but the model was trained with 5"):
         model.predict_proba([parties[0], wider, parties[2]])
 
 
 def test_parties_in_different_orders_are_refused():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     turned = replace(parties[2], ids=parties[2].ids[::-1].copy())
     with pytest.raises(AlignmentError, match="another order"):
         model.predict_proba([*parties[:2], turned])
@@ -327,14 +327,14 @@ def test_weights_of_another_run_are_refused(folder, tmp_path):
 
 
 def test_every_clients_weights_are_named_by_their_digest(folder):
-    model, _, done = fitted()
+    model, _, done = train_model()
     manifest = tomllib.loads((folder / "model.toml").read_text())
     assert tuple(client["weights_sha256"] for client in manifest["client"]) == done.report.weights_sha256
     assert model.names == tuple(client["name"] for client in manifest["client"])
 
 
 def test_weights_of_another_shape_are_refused():
-    model, parties, _ = fitted()
+    model, parties, _ = train_model()
     swapped = replace(model, weights=(model.weights[1], model.weights[0], model.weights[2]))
     with pytest.raises(DataError, match=r"party 'a': its weights do not fit"):
         swapped.predict_proba(parties)
@@ -387,7 +387,7 @@ def test_the_file_of_a_client_cannot_point_out_of_the_folder(folder):
 
 
 def test_prediction_keeps_the_input_scale_of_the_training_whatever_the_new_features_are():
-    model, parties, _ = fitted("input scale")
+    model, parties, _ = train_model("input scale")
     scales = [client.preparation.input_scale for client in model.clients]
     assert len(set(scales)) == 3  # "auto" gave each party its own
     doubled = [replace(one, features=2 * one.features) for one in parties]

@@ -15,7 +15,7 @@ from glasu.protocol.requests import RoundDone
 from glasu.runtime.policy_file import read_policy
 from glasu.runtime.transcript import MANIFEST_FILE, MESSAGE_FILE, RECORD, RecordedRun
 from glasu.wire.message_key import ALL_CLIENTS, SERVER, TO_ONE, Phase
-from support.commands import SMALL_RUN, glasu, refused
+from support.commands import SMALL_RUN, assert_refused, glasu
 from support.masks import tiny_masked
 from support.tiny import simulate, tiny
 
@@ -23,14 +23,14 @@ SECRETS = {"a": b"\x11" * 32, "b": b"\x22" * 32, "c": b"\x33" * 32}
 
 
 @pytest.fixture
-def recorded(tmp_path):
+def recorded_run(tmp_path):
     config, parties = tiny(labels="b", sampler="neighbor", chunk_rows=3)
     report = simulate(parties, config, transcript=tmp_path, secrets=SECRETS).report
     return RecordedRun(tmp_path), report
 
 
-def test_every_message_is_recorded_with_the_bytes_that_the_report_counts(recorded):
-    transcript, report = recorded
+def test_every_message_is_recorded_with_the_bytes_that_the_report_counts(recorded_run):
+    transcript, report = recorded_run
     to_server = [each for each in transcript.entries if each.receiver == SERVER]
     to_clients = [each for each in transcript.entries if each.receiver != SERVER]
     copies = [3 if each.receiver == ALL_CLIENTS else 1 for each in to_clients]
@@ -40,13 +40,13 @@ def test_every_message_is_recorded_with_the_bytes_that_the_report_counts(recorde
     assert sum(sizes) == report.traffic["bytes_to_clients"]
 
 
-def test_recording_changes_no_bit(recorded):
+def test_recording_changes_no_bit(recorded_run):
     config, parties = tiny(labels="b", sampler="neighbor", chunk_rows=3)
-    assert simulate(parties, config, secrets=SECRETS).report.weights_sha256 == recorded[1].weights_sha256
+    assert simulate(parties, config, secrets=SECRETS).report.weights_sha256 == recorded_run[1].weights_sha256
 
 
-def test_the_server_sees_all_messages_and_a_party_its_own_and_those_it_received(recorded):
-    transcript, _ = recorded
+def test_the_server_sees_all_messages_and_a_party_its_own_and_those_it_received(recorded_run):
+    transcript, _ = recorded_run
     server, party = transcript.view("server"), transcript.view("c")
     assert {entry.sender for entry, _ in server.messages(Proposal)} == {0, 1, 2}
     assert {entry.sender for entry, _ in party.messages(Proposal)} == {2}
@@ -58,8 +58,8 @@ def test_the_server_sees_all_messages_and_a_party_its_own_and_those_it_received(
         transcript.view("d")
 
 
-def test_chunks_are_put_together_and_the_mean_of_the_parts_is_the_aggregate(recorded):
-    view = recorded[0].view("server")
+def test_chunks_are_put_together_and_the_mean_of_the_parts_is_the_aggregate(recorded_run):
+    view = recorded_run[0].view("server")
     joint = view.matrices(Joint, Phase.TRAINING)[0]
     place = joint.key.round, joint.key.layer
     parts = [each for each in view.matrices(Partial, Phase.TRAINING) if (each.key.round, each.key.layer) == place]
@@ -68,7 +68,7 @@ def test_chunks_are_put_together_and_the_mean_of_the_parts_is_the_aggregate(reco
     np.testing.assert_allclose(np.mean([part.rows for part in parts], axis=0), joint.rows, rtol=1e-5, atol=1e-6)
 
 
-def test_the_files_hold_no_secret_and_only_their_owner_can_read_them(recorded, tmp_path):
+def test_the_files_hold_no_secret_and_only_their_owner_can_read_them(recorded_run, tmp_path):
     for name in (MANIFEST_FILE, MESSAGE_FILE):
         content = (tmp_path / name).read_bytes()
         assert not any(secret in content or secret.hex().encode() in content for secret in SECRETS.values())
@@ -203,13 +203,13 @@ def change_file(folder, change):
         (lambda content: content.__setitem__(slice(2, 10), (2**60).to_bytes(8, "little")), "is declared"),
     ],
 )
-def test_a_damaged_file_is_refused_with_its_place(recorded, tmp_path, change, words):
+def test_a_damaged_file_is_refused_with_its_place(recorded_run, tmp_path, change, words):
     change_file(tmp_path, change)
     with pytest.raises(DataError, match=rf"messages.bin, byte \d+: .*{words}"):
         RecordedRun(tmp_path)
 
 
-def test_messages_of_another_run_or_version_are_refused(recorded, tmp_path):
+def test_messages_of_another_run_or_version_are_refused(recorded_run, tmp_path):
     manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
     (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "run": "00" * 12}))
     with pytest.raises(DataError, match="got one of another run"):
@@ -242,8 +242,10 @@ def test_the_command_records_only_on_request_and_an_audit_attacks_the_record(tmp
         assert words in (tmp_path / "recorded" / "audit.html").read_text()
     by_b = glasu("audit", tmp_path / "recorded", "--attack", "--role", "b", "--json")
     assert {each["role"] for each in json.loads(by_b.stdout)["attacks"]} == {"b", "requester"}
-    refused(glasu("audit", tmp_path / "recorded", "--role", "b"), "--role b: needs --attack")
-    refused(glasu("audit", tmp_path / "recorded", "--attack", "--role", "x"), "role 'x': the roles of this transcript")
+    assert_refused(glasu("audit", tmp_path / "recorded", "--role", "b"), "--role b: needs --attack")
+    assert_refused(
+        glasu("audit", tmp_path / "recorded", "--attack", "--role", "x"), "role 'x': the roles of this transcript"
+    )
     found = json.loads(glasu("audit", tmp_path / "recorded", "--attack", "--json").stdout)
     assert {"server", "c"} <= {each["role"] for each in found["attacks"]}
-    refused(glasu("audit", tmp_path / "plain", "--attack"), "record one with glasu train --transcript")
+    assert_refused(glasu("audit", tmp_path / "plain", "--attack"), "record one with glasu train --transcript")

@@ -122,14 +122,16 @@ class Cluster:
         open_line: Any = None,
         **options: Any,
     ) -> Role:
-        """Start a party of a training."""
+        """Start a party of a training. Its outcome is the content of report.json."""
 
         def work() -> Any:
             used, party = self._join_options(name, options)
             made = role(used, party)
-            if open_line is None:
-                return join(made, performer)
-            return join(made, performer, Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line))
+            dialing = None
+            if open_line is not None:
+                dialing = Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line)
+            join(made, performer, dialing)
+            return json.loads((used.out / "report.json").read_text())
 
         return self._start_party(name, work)
 

@@ -15,7 +15,7 @@ from support.tiny import settings, tiny_parties
 NOTHING = np.empty(0, np.int64)
 
 
-def collapsing(**keys: Any) -> tuple[RunConfig, list[PartyData]]:
+def make_collapsing_run(**keys: Any) -> tuple[RunConfig, list[PartyData]]:
     """Return settings, and parties without edges whose rows are all equal; their labels differ."""
     labels = keys.get("labels", "all")
     parties = tiny_parties(num_nodes=100, owner=None if labels == "all" else labels)

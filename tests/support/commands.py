@@ -83,7 +83,7 @@ def assert_group_ends(process: subprocess.Popen[str], sent: signal.Signals, code
         raise AssertionError("a process is left")
 
 
-def refused(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
     """One line on standard error, exit code 2 (1: the run failed), nothing else."""
     assert result.returncode == code, result.stderr
     lines = result.stderr.strip().splitlines()

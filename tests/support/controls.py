@@ -27,7 +27,7 @@ def read_control(body: bytes | memoryview) -> Control:
     return Control(fields.pop("kind"), fields)
 
 
-def unnumbered(kind: str, **fields: object) -> bytes:
+def pack_unnumbered(kind: str, **fields: object) -> bytes:
     """Return a control message as a frame outside the sequence."""
     return pack_frame(CONTROL, pack_control(kind, **fields))
 
@@ -35,10 +35,10 @@ def unnumbered(kind: str, **fields: object) -> bytes:
 def hello(**changes: object) -> bytes:
     """Return the first frame of a party."""
     fields = {"protocol": PROTOCOL, "process": "p1", "server": None, "received": 0, "payload": {}}
-    return unnumbered("Hello", **{**fields, **changes})
+    return pack_unnumbered("Hello", **{**fields, **changes})
 
 
-def numbered(*bodies: tuple[str, dict[str, Any]], first: int = 1) -> list[bytes]:
+def pack_numbered(*bodies: tuple[str, dict[str, Any]], first: int = 1) -> list[bytes]:
     """Return control messages in the sequence of one side."""
     return [
         pack_frame(CONTROL, pack_control(kind, **fields), number=first + index)

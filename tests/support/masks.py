@@ -78,12 +78,12 @@ def make_encryptions(
     ]
 
 
-def masked(config: RunConfig, **keys: Any) -> RunConfig:
+def use_masks(config: RunConfig, **keys: Any) -> RunConfig:
     """Return the settings with masks, and with these keys of [privacy] beside the given ones."""
     return config.replace(privacy={"secure_aggregation": "masks", **keys})
 
 
-def encrypted(config: RunConfig, **keys: Any) -> RunConfig:
+def use_encryption(config: RunConfig, **keys: Any) -> RunConfig:
     """Return the settings with encryption, and with these keys of [privacy] beside the given ones."""
     return config.replace(privacy={"secure_aggregation": "ckks", **keys})
 
@@ -91,4 +91,4 @@ def encrypted(config: RunConfig, **keys: Any) -> RunConfig:
 def tiny_masked(blind: bool = False, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
     """Return the settings and parties of a tiny run with masks."""
     config, parties = tiny(**keys)
-    return masked(config, blind_server=blind), parties
+    return use_masks(config, blind_server=blind), parties

@@ -103,7 +103,7 @@ def _sample(content: Content) -> Any:
     return np.array([0.5, 0.25]) if isinstance(content, NumbersField) else True
 
 
-def fitting(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy[Any]:
+def make_valid_values(content: Content, shapes: Shapes, phase: Phase) -> st.SearchStrategy[Any]:
     """Return values of a field that a run of these shapes can contain."""
     if isinstance(content, TensorField):
         encoding, columns = content.find_encoding(shapes.encodings), content.columns(shapes)

@@ -82,7 +82,7 @@ class Monolith:
         initial = torch.relu(self.X[m] @ self.weights[m]["encoder.weight"] + self.weights[m]["encoder.bias"])
         return initial, initial
 
-    def _normalised(self, m: int, layer: int, H: Tensor) -> Tensor:
+    def _normalize(self, m: int, layer: int, H: Tensor) -> Tensor:
         if self.model.normalization == "none" or layer == 0:
             return H
         centred = H - H.mean(dim=1, keepdim=True)
@@ -96,7 +96,7 @@ class Monolith:
         W = {
             key.split(".", 2)[2]: value for key, value in self.weights[m].items() if key.startswith(f"layers.{layer}.")
         }
-        A, H = self.A[m], self._normalised(m, layer, H)
+        A, H = self.A[m], self._normalize(m, layer, H)
         if self.model.backbone == "gcn":
             return torch.relu(A @ H @ W["linear.weight"] + W["bias"])
         if self.model.backbone == "sage":
@@ -132,7 +132,7 @@ class Monolith:
 
     def logits(self, m: int, H: Tensor) -> Tensor:
         """Return f_m(H[L], W_m[L])."""
-        H = self._normalised(m, self.model.num_layers, H)
+        H = self._normalize(m, self.model.num_layers, H)
         for layer in range(self.model.owner_layers):
             H = torch.relu(H @ self.weights[m][f"head.{layer}.weight"] + self.weights[m][f"head.{layer}.bias"])
         return H @ self.weights[m]["classifier.weight"] + self.weights[m]["classifier.bias"]

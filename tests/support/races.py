@@ -65,7 +65,7 @@ def race(name: str, **keys: Any) -> tuple[RunConfig, list[PartyData]]:
     return RunConfig.from_dict(sections), tiny_parties(num_nodes=150, owner=None if labels == "all" else labels)
 
 
-def decided(config: RunConfig, rate: float) -> RunConfig:
+def find_candidate(config: RunConfig, rate: float) -> RunConfig:
     """Return the settings of the candidate with this learning rate."""
     (found,) = {each.digest(): each for each in list_candidates(config) if each.train.learning_rate == rate}.values()
     return found

@@ -13,7 +13,7 @@ REQUIREMENTS = ROOT / "deploy" / "server-requirements.txt"
 GLASU = [sys.executable, "-S", "-m", "glasu.cli.main"]  # -S: site-packages is not on sys.path
 
 
-def required(requirements: list[str]) -> dict[str, Distribution]:
+def find_distributions(requirements: list[str]) -> dict[str, Distribution]:
     """Return the installed distributions that the requirements name, and those that they need in turn."""
     found: dict[str, Distribution] = {}
     waiting = list(requirements)
@@ -34,7 +34,7 @@ def link_packages(folder: Path) -> dict[str, str]:
     """Link the server's packages into a folder; return the environment variables of a process that has only these."""
     folder.mkdir()
     lines = [line.partition("#")[0].strip() for line in REQUIREMENTS.read_text().splitlines()]
-    for package in required([line for line in lines if line]).values():
+    for package in find_distributions([line for line in lines if line]).values():
         for name in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
             link = folder / name
             if not link.exists():

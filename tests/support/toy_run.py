@@ -62,7 +62,7 @@ class Toy:
     def mix(self, own: np.ndarray, mean: np.ndarray, client: int) -> np.ndarray:
         return (own * np.float32(0.5) + mean * np.float32(client + 1)).astype(np.float32)
 
-    def expected(self) -> list[str]:
+    def compute_expected_digests(self) -> list[str]:
         """Return the digests of all parties after an unbroken run."""
         arrays = [self.start(client) for client in range(len(self.parties))]
         for _ in range(self.num_rounds):
@@ -329,11 +329,11 @@ class Federation:
 
     def finish(self, server: Role, parties: Sequence[Role]) -> None:
         """Wait for the end, and check that every result is that of an unbroken run."""
-        assert [role.outcome() for role in parties] == self.toy.expected()
-        assert [result["digest"] for result in server.outcome()] == self.toy.expected()
+        assert [role.outcome() for role in parties] == self.toy.compute_expected_digests()
+        assert [result["digest"] for result in server.outcome()] == self.toy.compute_expected_digests()
 
 
-def breaking_lines(limits: Sequence[int | None]) -> Callable[..., Line]:
+def break_lines_after(limits: Sequence[int | None]) -> Callable[..., Line]:
     """Return an `open_line` whose streams break after this number of frames in both directions; None: never."""
     left, lock = list(limits), threading.Lock()
 
@@ -354,22 +354,22 @@ def breaking_lines(limits: Sequence[int | None]) -> Callable[..., Line]:
 
         outgoing = stream.outgoing
 
-        def limited() -> Any:
+        def send_until_break() -> Any:
             for frame in outgoing():
                 if step():
                     break_line()
                     return
                 yield frame
 
-        stream.outgoing = limited
+        stream.outgoing = send_until_break
 
-        def arriving(line: Line, event: Any) -> None:
+        def arrive_until_break(line: Line, event: Any) -> None:
             if isinstance(event, bytes) and step():
                 break_line()
                 return
             arrive(line, event)
 
-        line = Line(kit, address, stream, arriving)
+        line = Line(kit, address, stream, arrive_until_break)
         holder.append(line)
         ready.set()
         return line

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from glasu.ckks_parameters import CKKS
 from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
-from support.masks import encrypted, key_of
+from support.masks import key_of, use_encryption
 from support.tiny import tiny
 
 WIDTH = SHAPE_WORDS + 2 * CKKS.degree
@@ -78,7 +78,7 @@ def test_ciphertexts_cannot_be_divided_by_rows():
 
 @pytest.mark.parametrize(("precision", "bits"), [("fp32", 32), ("bf16", 16), ("int8", 8)])
 def test_ciphertexts_carry_the_integers_of_the_ring_of_the_precision(precision, bits):
-    encodings = make_encodings(encrypted(tiny(precision=precision)[0]))
+    encodings = make_encodings(use_encryption(tiny(precision=precision)[0]))
     found = {kind: encodings[kind] for kind in ("representation", "gradient", "probabilities")}
     assert found == {
         "representation": Ciphertexts(bits, 3),

@@ -33,7 +33,7 @@ def by_hand(nodes: list[int]) -> bytes:
     return bytes(result)
 
 
-def received(data: bytes) -> np.ndarray:
+def decode_bytes(data: bytes) -> np.ndarray:
     return decode(np.frombuffer(data, np.uint8))
 
 
@@ -93,14 +93,14 @@ def test_ids_may_have_any_integer_type_that_holds_them(kind):
 )
 def test_bytes_that_stand_for_no_node_set_are_refused(data, reason):
     with pytest.raises(ProtocolError, match=reason):
-        received(bytes.fromhex(data))
+        decode_bytes(bytes.fromhex(data))
 
 
 @settings(deadline=None, max_examples=1000)
 @given(st.one_of(st.binary(max_size=40), st.lists(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), max_size=40).map(bytes)))
 def test_any_bytes_are_refused_or_are_the_one_encoding_of_a_rising_set(data):
     try:
-        nodes = received(data)
+        nodes = decode_bytes(data)
     except ProtocolError:
         return
     assert is_increasing(nodes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from glasu.wire.encodings import Integers
 from glasu.wire.message_key import Key, Phase
-from glasu.wire.packing import pack, unpack
+from glasu.wire.packing import pack_integers, unpack_integers
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=1, round=3, layer=1)
 quick = settings(deadline=None, max_examples=100)
@@ -52,10 +52,10 @@ def test_the_server_adds_the_integers_of_any_number_of_clients_exactly(case):
 @given(st.integers(1, 36), st.integers(1, 9), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_packed_integers_follow_each_other_without_gaps(bits, columns, rows, random):
     numbers = [[random.getrandbits(bits) for _ in range(columns)] for _ in range(rows)]
-    packed = pack(np.array(numbers, np.int64).reshape(rows, columns), bits)
+    packed = pack_integers(np.array(numbers, np.int64).reshape(rows, columns), bits)
     assert packed.shape == (rows, -(-bits * columns // 8))
     assert [read_row(row, columns, bits) for row in packed] == [(row, 0) for row in numbers]
-    assert unpack(packed, columns, bits).tolist() == numbers
+    assert unpack_integers(packed, columns, bits).tolist() == numbers
 
 
 @pytest.mark.parametrize(

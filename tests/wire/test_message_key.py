@@ -34,7 +34,7 @@ MODES = [
 ]
 
 
-def sent(**keys):
+def collect_keys(**keys):
     """Run and return {key as bytes: (key, kinds, encodings)} of all messages in both directions, and their number."""
     keys = {
         "aggregation_layers": (1, 3),
@@ -63,7 +63,7 @@ def sent(**keys):
 
 @pytest.mark.parametrize("keys", MODES, ids=lambda keys: "-".join(map(str, keys.values())))
 def test_no_key_has_two_contents(keys):
-    found, count = sent(**keys)
+    found, count = collect_keys(**keys)
     for about, kinds, contents in found.values():
         (key,) = about
         assert len(contents) == 1, f"{key}: {len(contents)} contents of {[kind.__name__ for kind in kinds]}"
@@ -77,12 +77,14 @@ def test_no_key_has_two_contents(keys):
 @pytest.mark.parametrize("prefetch", [0, 1, 16])
 @pytest.mark.parametrize("labels", ["all", "b"])
 def test_no_key_has_two_contents_however_far_ahead_node_sets_are_agreed(labels, prefetch):
-    found, _ = sent(labels=labels, prefetch=prefetch, sampler="neighbor", sampled_evaluation=True, evaluate_every=1)
+    found, _ = collect_keys(
+        labels=labels, prefetch=prefetch, sampler="neighbor", sampled_evaluation=True, evaluate_every=1
+    )
     assert all(len(contents) == 1 for _, _, contents in found.values())
 
 
 def test_what_the_server_sends_to_one_client_bears_that_clients_number():
-    found, _ = sent(backward="joint", aggregation="concat")
+    found, _ = collect_keys(backward="joint", aggregation="concat")
     senders = defaultdict(set)
     for about, kinds, _ in found.values():
         (key,), (kind,) = about, kinds

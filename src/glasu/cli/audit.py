@@ -4,8 +4,8 @@ It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or 
 `glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties
 recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks
 the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a party
-recover. One attack cannot use recorded messages, that of a server that sends different aggregates to different parties.
-For this attack the first round is computed again.
+recover. Recorded messages do not show one attack: a server that sends different aggregates to different parties. For
+this attack the first round is computed again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.privacy.ledger import LedgerError
     from glasu.report import to_json_value
     from glasu.runtime.audit import audit_folder
-    from glasu.runtime.audit_page import render_page, render_text
+    from glasu.runtime.audit_page import render_audit_page, render_text
 
     if not args.run_dir.is_dir():
         raise ConfigError(f"{args.run_dir}: is not a folder; give the folder with the ledgers.")
@@ -69,14 +69,14 @@ def run(args: argparse.Namespace) -> None:
     found, text = dict(to_json_value(audit)), render_text(audit)
     attacks: list[tuple[str, ...]] = []
     if args.attack:
-        from glasu.runtime.attack import RESULT_HEADINGS, attack_folder, format_results, list_cells
+        from glasu.runtime.attack import RESULT_HEADINGS, attack_folder, format_results, list_result_cells
 
         results = attack_folder(args.run_dir, args.role)
         found["attacks"] = [to_json_value(asdict(each)) for each in results]
         text = f"{text}\n{format_results(results)}"
-        attacks = [RESULT_HEADINGS, *map(list_cells, results)]
+        attacks = [RESULT_HEADINGS, *map(list_result_cells, results)]
     make_output_folder(page.parent)
-    write_atomically(page, render_page(audit, datetime.now(UTC), attacks).encode())
+    write_atomically(page, render_audit_page(audit, datetime.now(UTC), attacks).encode())
     print(json.dumps(found, indent=2) if args.json else f"{text}\n{page}")
     if audit.failures:
         listed = "; ".join(f"{check.check}: {check.text.removesuffix('.')}" for check in audit.failures)

@@ -88,17 +88,15 @@ def run(args: argparse.Namespace) -> None:
 def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     from glasu.network.join import join
     from glasu.network.training_party import TrainingParty
+    from glasu.privacy.accounting import Spent
+    from glasu.records import read_record
 
     report = join(TrainingParty(options, party))
     log.write_finished(options.out / "report.json")
-    sent = report["traffic"]["bytes_to_server"] / 1e6
-    print(f"{party.name}: finished; this party sent {sent:.1f} MB. Weights SHA-256 {report['weights_sha256'][0]}")
-    if spent := report["privacy"].get("differential_privacy"):
-        print(
-            f"{party.name}: epsilon {spent['epsilon_zeroed']:.3g} if a row becomes zero, "
-            f"{spent['epsilon_replaced']:.3g} if it becomes another row; delta {spent['delta']:g}; the row was "
-            f"released {spent['releases']} times. The guarantee is for {spent['unit']}."
-        )
+    sent = report.traffic.bytes_to_server / 1e6
+    print(f"{party.name}: finished; this party sent {sent:.1f} MB. Weights SHA-256 {report.weights_sha256[0]}")
+    if (spent := report.privacy.differential_privacy) is not None:
+        print(f"{party.name}: {read_record(Spent, spent, 'report.json', partial=True)}.")
 
 
 def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Namespace) -> None:

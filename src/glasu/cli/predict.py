@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
     present = [party.name for party in parties]
     if missing := [name for name in model.names if name not in present]:
-        print(describe_missing(missing, model.find_subset(present)))
+        scores = model.find_subset(present)
+        print(describe_missing(missing, None if scores is None else scores.metrics))
 
 
 def _choose(parties: list[PartyData], names: str) -> list[PartyData]:

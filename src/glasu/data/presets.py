@@ -124,15 +124,15 @@ class Preset:
 
 # Four layers with skip connections suit graphs in which neighbours share labels. For other graphs, two layers that
 # treat a node's own row and the mean of its neighbours separately are better. docs/experiments.md has the comparison.
-_GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
-_SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
+_FOUR_GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
+_TWO_SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
 # A warm start and error feedback need a fixed structure. A run that uses them has no race.
 _NO_FEEDBACK = {"feedback": False}
 _ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
 _LOCAL = {**_ROUNDS, "backward": "local"}
 _EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
-_EXACT_SAGE: Sections = {"model": _SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
-_EXACT_GCNII: Sections = {"model": _GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
+_EXACT_SAGE: Sections = {"model": _TWO_SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
+_EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
 _LONG = {"num_rounds": 200}
 _SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
 _LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
@@ -142,7 +142,7 @@ _OWNER_STEPS = {**_LARGE_STEPS, "weight_decay": 0.0005}
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
+            Candidate({"model": _FOUR_GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
@@ -164,7 +164,7 @@ PRESETS: dict[str, Preset] = {
             Candidate(
                 suggestions={
                     "data": {"features": "none"},
-                    "model": {**_GCNII, "hidden": 192, "dropout": 0.4},
+                    "model": {**_FOUR_GCNII, "hidden": 192, "dropout": 0.4},
                     "train": {
                         "num_rounds": 1024,
                         "num_local_steps": 4,

@@ -31,7 +31,7 @@ PARTIES = ("dblp_authors", "imdb_movies", "suzhou", "venice", "amsterdam", "demo
 BINARY = ("minesweeper", "tolokers")
 
 # Settings of every method: {"model": {...}, "train": {...}}. A data set without an entry has the default settings.
-_GCNII = {
+_DEEP = {
     "model": {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3), "hidden": 64, "dropout": 0.5},
     "train": {
         "preset": "none",
@@ -44,25 +44,24 @@ _GCNII = {
         "weight_decay": 0.001,
     },
 }
-_SAGE = {
+_MEDIUM = {
     "model": {"backbone": "sage", "num_layers": 3, "aggregation_layers": (0, 1, 2), "hidden": 64, "dropout": 0.0},
-    "train": {**_GCNII["train"], "num_rounds": 200, "weight_decay": 0.0005},
+    "train": {**_DEEP["train"], "num_rounds": 200, "weight_decay": 0.0005},
 }
 _SHALLOW = {  # for many feature columns and few nodes; the best model is found after a few rounds
     "model": {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1), "hidden": 64, "dropout": 0.5},
-    "train": {**_GCNII["train"], "num_rounds": 60, "weight_decay": 0.0005},
+    "train": {**_DEEP["train"], "num_rounds": 60, "weight_decay": 0.0005},
 }
 SETTINGS: dict[str, Sections] = {
-    "cora": _GCNII,
-    "citeseer": _GCNII,
-    "pubmed": _GCNII,
-    "dblp_authors": _GCNII,
-    "facebook_pages": _GCNII,
-    "minesweeper": _SAGE,
-    "tolokers": _SAGE,
+    "cora": _DEEP,
+    "citeseer": _DEEP,
+    "pubmed": _DEEP,
+    "dblp_authors": _DEEP,
+    "facebook_pages": _DEEP,
+    "minesweeper": _MEDIUM,
+    "tolokers": _MEDIUM,
     "squirrel_filtered": _SHALLOW,
 }
-CANDIDATES = (0.003, 0.01, 0.03, 0.1)  # step sizes that benchmarks/partition_steps.py tries for each method
 # (data set, partition) -> the step size of all methods. An entry exists if this step size improves the validation score
 # of every method by more than a point, compared with the step size in SETTINGS. Pooled runs use the step size in
 # SETTINGS.

@@ -19,7 +19,7 @@ from glasu.experiments.results import (
     RunResult,
     format_csv,
     format_curves_csv,
-    list_rows,
+    list_stored_rows,
     load_result,
     make_result,
     store_result,
@@ -177,7 +177,7 @@ def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = Fals
 
 def _list_stored_runs(out: Path, plan: Plan, *, quick: bool) -> list[Run]:
     """Return the runs of all tables, on the data sets and with the seeds of the stored results."""
-    rows = list(list_rows(out))
+    rows = list(list_stored_rows(out))
     stored = {row.dataset for row in rows}
     known = [name for table in TABLE_NAMES for name in plan.datasets[table] if name in stored]
     datasets = dict.fromkeys([*known, *(row.dataset for row in rows)])

@@ -135,7 +135,7 @@ def load_result(folder: Path, run: Run) -> RunResult | None:
     return stored.result
 
 
-def list_rows(folder: Path) -> Iterator[Row]:
+def list_stored_rows(folder: Path) -> Iterator[Row]:
     """Yield the row of every stored result, regardless of its settings."""
     for path in sorted((folder / "runs").rglob("*.json")):
         if (stored := _read(path)) is not None:

@@ -75,10 +75,10 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def format_spread(values: Sequence[float], digits: int = 1) -> str:
+def format_spread(values: Sequence[float]) -> str:
     """Format mean and standard deviation of a sample."""
-    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{deviation}"
+    deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{deviation}"
 
 
 def list_percentages(results: Sequence[RunResult]) -> list[float]:

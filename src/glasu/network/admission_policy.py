@@ -49,7 +49,7 @@ class ServedRun:
 
 
 class AdmissionPolicy(ABC):
-    """What the server does with the differences of a process, and what it records about the process."""
+    """Decides how the server treats a process that differs from the others, and records the process."""
 
     @abstractmethod
     def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:

@@ -110,7 +110,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
                 settings=config.flatten(),
                 rounds={0: START},
                 facts=self.facts(),
-                ledger=self.session_ledger.state_head(self.scope()),
+                ledger=self.session_ledger.sign_head(self.scope()),
             )
         )
 

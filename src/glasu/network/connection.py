@@ -17,7 +17,7 @@ from typing import Any
 
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.network import control
-from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe
+from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe_end
 from glasu.network.frames import Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
@@ -93,7 +93,7 @@ class Connection:
                 if logged_at > -math.inf:
                     dialing.log.info("connected to the server.")
                 return ended
-            why = describe(ended, address, dialing.kit.ca_fingerprint)
+            why = describe_end(ended, address, dialing.kit.ca_fingerprint)
             if ended.code is ConnectionCode.REFUSED:
                 raise TransportError(f"the server at {address} does not accept this party: {why}.")
             if ended.code.is_final:

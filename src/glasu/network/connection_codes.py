@@ -95,7 +95,7 @@ ADVICE: dict[ConnectionCode, str] = {
 DEFAULT_ADVICE = "Start the server, and the same command again."
 
 
-def describe(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
+def describe_end(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
     """Return one sentence without a final period.
 
     Args:

@@ -32,7 +32,7 @@ from glasu.network.signatures import SignedHead
 from glasu.records import Bounds, Length, RecordError, read_record
 
 Payload = Mapping[str, Any]  # a JSON object
-Record = TypeVar("Record")
+PayloadT = TypeVar("PayloadT")
 Number = Annotated[int, Bounds(0, 2**32 - 1)]
 Rounds = Annotated[Mapping[Number, Short], Length(100)]  # checkpoints and their digests
 SAME_VERSION = "do both sides run the same version of GLASU?"
@@ -135,7 +135,7 @@ class FarewellPayload:
     ledgers: Mapping[str, SignedHead] = field(default_factory=dict)
 
 
-def read_payload(cls: type[Record], payload: Payload, source: str) -> Record:
+def read_payload(cls: type[PayloadT], payload: Payload, source: str) -> PayloadT:
     """Read the payload of a peer strictly; refuse a malformed one with one printable line."""
     try:
         return read_record(cls, payload, source)
@@ -185,7 +185,7 @@ class ServerHandshake(Protocol):
         ...
 
     def settle(self) -> None:
-        """Record that an attempt begins. The admitted processes can no longer be withdrawn."""
+        """PayloadT that an attempt begins. The admitted processes can no longer be withdrawn."""
         ...
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:

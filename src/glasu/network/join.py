@@ -202,7 +202,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
                 settings=config.flatten(),
                 rounds=self.rounds(),
                 facts=self.facts(),
-                ledger=self.session_ledger.state_head(self.scope()),
+                ledger=self.session_ledger.sign_head(self.scope()),
             )
         )
 
@@ -325,7 +325,7 @@ def _run_attempt(
         result = drive(script, perform, purpose.watch)
         perform.flush()
         finished = purpose.finish(result)
-        head = purpose.session_ledger.state_head(purpose.scope(), is_last=True)
+        head = purpose.session_ledger.sign_head(purpose.scope(), is_last=True)
         session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
         return session.await_attempt()
     except NewAttempt as proposed:

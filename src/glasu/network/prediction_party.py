@@ -22,8 +22,8 @@ from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, R
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
-from glasu.network.prediction_server import PredictionReport, derive_attempt_run
-from glasu.network.run_folder import read_report
+from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.run_folder import FinishedPart, read_report
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import JoiningRecord, write_named
 from glasu.pki.kit import Kit
@@ -32,8 +32,8 @@ from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
-from glasu.records import read_record, to_plain
-from glasu.report import LedgerSummary, describe_missing, list_versions
+from glasu.records import to_plain
+from glasu.report import LedgerSummary, describe_missing
 from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
@@ -59,11 +59,6 @@ class Predicted:
     missing: tuple[str, ...] = ()  # parties of the training that did not take part
 
 
-@dataclass(frozen=True)
-class _ReportedParties:
-    parties: tuple[str, ...]
-
-
 class PredictionParty(ClientPurpose[Predicted]):
     """One process of a party in a prediction."""
 
@@ -84,8 +79,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         _refuse_other_secret(options.kit, self.state.value)
         self.model = TrainedModel.load(options.out)
         self.party = _add_classes(self.model, party)
-        parties = {"parties": read_report(options.out).get("parties")}
-        self.roster = read_record(_ReportedParties, parties, str(options.out / "report.json")).parties
+        self.roster = read_report(FinishedPart, options.out).parties
         self._run = ""  # run id of the current server process
         self._predicted: Predicted | None = None
 
@@ -169,26 +163,18 @@ class PredictionParty(ClientPurpose[Predicted]):
         elif len(requested):
             owner = client.identity.names[client.identity.owner]
             self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
-        cost, present = self.telemetry.cost(), client.identity.names
-        missing = tuple(name for name in self.roster if name not in present)
-        stored = self.model.find_subset(present) if missing else None
-        if missing:
-            self.options.log.info("%s", describe_missing(missing, stored))
-        report = PredictionReport(
+        report = dataclasses.replace(
+            self.telemetry.build_prediction_report(self.roster, client.identity.names, self.model.subsets),
             party=client.name,
-            parties=self.roster,
-            missing=missing,
-            validation=None if stored is None else stored.metrics,
             training=self.state.value.run,
             requested=len(requested),
             received=len(nodes),
-            traffic=cost.traffic,
-            seconds=cost.seconds,
             privacy={"ledger": (LedgerSummary.of(client.name, client.release.ledger),)},
-            versions=list_versions(),
         )
+        if report.missing:
+            self.options.log.info("%s", describe_missing(report.missing, report.validation))
         write_named(self.options.out / "prediction.json", report.to_json().encode())
-        self._predicted = Predicted(nodes, scores, file, missing)
+        self._predicted = Predicted(nodes, scores, file, report.missing)
         return ResultPayload(received=len(nodes))
 
     def result(self) -> Predicted | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from glasu.network.compatibility import prepare_config_for_network, refuse_kit
 from glasu.network.facts import collect_server_facts
@@ -24,45 +23,9 @@ from glasu.network.serve import ScriptPurpose
 from glasu.network.state_file import write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
-from glasu.report import (
-    JsonRecord,
-    LedgerSummary,
-    Seconds,
-    Traffic,
-    describe_missing,
-    find_subset,
-    list_versions,
-    to_json_value,
-)
+from glasu.report import PredictionReport, describe_missing
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictionReport(JsonRecord):
-    """prediction.json of a server or of a party. A value that the role does not know is None."""
-
-    party: str | None = None
-    parties: tuple[str, ...]  # the parties of the training
-    missing: tuple[str, ...] = ()  # those that did not take part in the prediction
-    validation: Mapping[str, float] | None = None  # stored scores without the missing parties
-    training: str | None = None  # the run that trained the model
-    requested: int | None = None  # nodes
-    received: int | None = None
-    nodes: int | None = None  # number of nodes in all requests
-    traffic: Traffic
-    seconds: Seconds
-    privacy: Mapping[str, tuple[LedgerSummary, ...]] | None = None
-    versions: Mapping[str, str]
-
-    def summary(self) -> str:
-        """Return the result at the server in one sentence."""
-        mark = f" without {', '.join(self.missing)}" if self.missing else ""
-        return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
-
-    def to_json(self) -> str:
-        """Return the content of prediction.json."""
-        return json.dumps(to_json_value(self), indent=2) + "\n"
 
 
 def derive_attempt_run(run: str, attempt: int) -> bytes:
@@ -114,19 +77,9 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
 
     def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:
         """Write prediction.json."""
-        cost, roster = self.telemetry.cost(), self.options.kit.roster
-        missing = tuple(name for name in roster if name not in self._present)
-        scores = find_subset(self._subsets, self._present) if missing else None
-        if missing:
-            self.options.log.info("%s", describe_missing(missing, scores))
-        report = PredictionReport(
-            parties=roster,
-            missing=missing,
-            validation=None if scores is None else scores.metrics,
-            nodes=result,
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            versions=list_versions(),
-        )
+        common = self.telemetry.build_prediction_report(self.options.kit.roster, self._present, self._subsets)
+        report = replace(common, nodes=result)
+        if report.missing:
+            self.options.log.info("%s", describe_missing(report.missing, report.validation))
         write_named(self.options.out / "prediction.json", report.to_json().encode())
         return report

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from glasu.config import RunConfig, list_candidates
 from glasu.errors import ConfigError, DataError
@@ -16,19 +16,60 @@ from glasu.network.compatibility import compare_settings
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 from glasu.pki.kit import Kit
 from glasu.pki.secret_file import SECRET
-from glasu.records import parse_json, read_record
-from glasu.report import SubsetScores
+from glasu.records import RecordError, parse_json, read_record
+from glasu.report import PartySummary, SubsetScores, Traffic
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
 from glasu.runtime.output_dir import ALIGNING, JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
 
+T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 SHOWN_SETTINGS = 4
 NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"
 
 
 @dataclass(frozen=True)
-class _ListedSubsets:
-    subsets: tuple[Mapping[str, Any], ...]
+class FinishedSeconds:
+    """The part of a report's `seconds` that is read again."""
+
+    total: float
+
+
+@dataclass(frozen=True)
+class FinishedPrivacy:
+    """The part of a report's `privacy` that is read again."""
+
+    differential_privacy: Mapping[str, Any] | None = None  # the fields of `Spent` and others
+
+
+@dataclass(frozen=True)
+class FinishedPart:
+    """The part of a party's report.json that is read again."""
+
+    party: str
+    parties: tuple[str, ...]
+    run: str
+    config: Mapping[str, Any]
+    weights_sha256: tuple[str, ...]
+    traffic: Traffic
+    seconds: FinishedSeconds
+    privacy: FinishedPrivacy
+
+
+@dataclass(frozen=True)
+class FinishedTraining:
+    """The part of a server's report.json that is read again."""
+
+    config: Mapping[str, Any]
+    parties: tuple[PartySummary, ...]
+    weights_sha256: tuple[str, ...]
+    test: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ListedSubsets:
+    """The scores of subsets of the parties in a server's report.json."""
+
+    subsets: tuple[Mapping[str, Any], ...] | None = None
 
 
 def open_serving(out: Path) -> StateFile[ServingRecord]:
@@ -89,8 +130,7 @@ def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
     """Return the settings of a finished training. Settings that a race chose are read from its report."""
     if len(list_candidates(config)) == 1:
         return config
-    source = str(out / REPORT)
-    trained = RunConfig.from_dict(read_report(out).get("config", {}), source)
+    trained = RunConfig.from_dict(read_report(FinishedTraining, out).config, str(out / REPORT))
     return trained.replace(data={"parties": (), "root": None})
 
 
@@ -164,8 +204,7 @@ def read_subsets(out: Path) -> list[SubsetScores]:
     A prediction needs no report. If the report is unreadable, the scores are unknown.
     """
     try:
-        listed = read_record(_ListedSubsets, {"subsets": read_report(out).get("subsets") or []}, REPORT).subsets
-        return [_read_subset(each) for each in listed]
+        return [_read_subset(each) for each in read_report(ListedSubsets, out).subsets or ()]
     except DataError:
         return []
 
@@ -176,13 +215,12 @@ def _read_subset(listed: Mapping[str, Any]) -> SubsetScores:
     return read_record(SubsetScores, {"parties": listed.get("parties"), "metrics": metrics}, REPORT)
 
 
-def read_report(out: Path) -> dict[str, Any]:
-    """Read report.json of a party that has finished."""
+def read_report(cls: type[T], out: Path) -> T:
+    """Read report.json of a role that has finished; `cls` has the fields that the caller needs."""
     path = out / REPORT
     try:
-        report = parse_json(path.read_bytes(), str(path))
+        return read_record(cls, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); restore it.") from None
-    if not isinstance(report, dict):
-        raise DataError(f"{path}: is not a report; restore it.")
-    return report
+    except RecordError as error:
+        raise DataError(f"{error} Restore the file.") from None

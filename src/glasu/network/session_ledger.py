@@ -41,7 +41,7 @@ class SessionLedger:
         self._begun = ""  # the run of the last start in the ledger
         self._peers: tuple[str, ...] = ()  # the other parties of the last attempt
 
-    def state_head(self, scope: LedgerScope, *, is_last: bool = False) -> SignedHead:
+    def sign_head(self, scope: LedgerScope, *, is_last: bool = False) -> SignedHead:
         """Make the ledger durable, and return its signed head, which the server forwards to the other parties."""
         self.ledger.sync()
         head = self.ledger.head

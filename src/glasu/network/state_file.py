@@ -16,7 +16,7 @@ from glasu.network.handshake import Process, ResultPayload
 from glasu.privacy.ledger import LedgerHead
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
-Record = TypeVar("Record")
+RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class JoiningRecord:
     closed: bool = False  # whether the server's goodbye was received
 
 
-class StateFile(Generic[Record]):
+class StateFile(Generic[RecordT]):
     """A record in a file. Every change is durable before `update` returns.
 
     Any thread may call the methods. A change reads the record, writes the file and replaces the record under one lock;
     otherwise one of two concurrent changes could overwrite the other. `roster.py` describes the lock order.
     """
 
-    def __init__(self, path: Path, initial: Record) -> None:
+    def __init__(self, path: Path, initial: RecordT) -> None:
         """Read the file; without a file the record is `initial`.
 
         Raises:
@@ -87,7 +87,7 @@ class StateFile(Generic[Record]):
                 self._write(self.value)
                 self._pending = False
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: RecordT) -> None:
         write_named(self._path, json.dumps(to_plain(record), indent=1).encode(), mode=0o600)
 
 
@@ -102,7 +102,7 @@ def write_named(path: Path, content: bytes, mode: int = 0o644) -> None:
         ) from error
 
 
-def _read(path: Path, initial: Record) -> Record:
+def _read(path: Path, initial: RecordT) -> RecordT:
     try:
         return read_record(type(initial), parse_json(path.read_bytes(), str(path)), str(path))
     except FileNotFoundError:

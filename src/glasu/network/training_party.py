@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from glasu.config import LEFT_OPEN, RunConfig, describe_profile, list_candidates, list_open_keys, resolve
 from glasu.data.methods import keeps_scores
@@ -27,7 +26,14 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
-from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, check_same_secret, continues_part, read_report
+from glasu.network.run_folder import (
+    CHECKPOINTS,
+    NEW_RUN,
+    FinishedPart,
+    check_same_secret,
+    continues_part,
+    read_report,
+)
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import write_named
 from glasu.pki.secret_file import make_secret
@@ -55,7 +61,7 @@ class PartyCheckpoint:
     evaluations: tuple[Evaluation, ...] = ()  # only if scores stay at the parties
 
 
-class TrainingParty(ClientPurpose[dict[str, Any]]):
+class TrainingParty(ClientPurpose[FinishedPart]):
     """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
@@ -69,7 +75,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         self._data, self._secret = party.data_digest(), options.kit.secret
         if not self.fresh and continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
-        self._saver: Saver | None = None  # None until the run begins
+        self._saver: Saver[PartyCheckpoint] | None = None  # None until the run begins
         self._offered: WelcomePayload | None = None
         self._first: ClientState | None = None  # the state before the first round
 
@@ -203,9 +209,9 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         last = max(store.digests(damaged), default=0)
         for line in damaged:
             self.options.log.warning("not used: %s", line)
-        return store.load(last, PartyCheckpoint) if last else None
+        return store.load(last) if last else None
 
-    def _open_run(self) -> Saver:
+    def _open_run(self) -> Saver[PartyCheckpoint]:
         """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
         if self.fresh:
             removed = [path for store in _list_stores(self._store) for path in store.clear()]
@@ -231,14 +237,14 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         found = store.digests().get(attempt.round)
         if found == attempt.digest:
             with suppress(DataError):  # it was intact when the party stated it
-                return store.load(attempt.round, PartyCheckpoint)
+                return store.load(attempt.round)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
             f"SHA-256 {make_printable(attempt.digest, 64)}, found {found or 'none'}. Restore its --out folder, or "
             "start over with --fresh everywhere."
         )
 
-    def _store(self, folder: str = "", kind: str = ROUND) -> Store:
+    def _store(self, folder: str = "", kind: str = ROUND) -> Store[PartyCheckpoint]:
         """Return the checkpoints of the run that joining.json names. The party states only those of kind ROUND.
 
         Args:
@@ -247,7 +253,7 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         """
         owner = f"party {self.party.name} in run {self.state.value.run}"
         extensions = () if self._client is None else self._client.config.extensions()
-        return Store(self.options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
+        return Store(PartyCheckpoint, self.options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
@@ -309,17 +315,17 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
             for store in _list_stores(self._store):
                 store.clear()
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> FinishedPart | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""
-        return None if self.fresh or self.state.value.finished is None else read_report(self.options.out)
+        return None if self.fresh or self.state.value.finished is None else read_report(FinishedPart, self.options.out)
 
-    def find_earlier_result(self) -> dict[str, Any] | None:
+    def find_earlier_result(self) -> FinishedPart | None:
         """Return the content of report.json, if an earlier process received the server's goodbye."""
         if self.fresh or not self.state.value.closed:
             return None
-        out, report = self.options.out, read_report(self.options.out)
+        out, report = self.options.out, read_report(FinishedPart, self.options.out)
         if self.options.expect is not None:
-            config = RunConfig.from_dict(report.get("config", {}), "the settings of the finished run")
+            config = RunConfig.from_dict(report.config, "the settings of the finished run")
             expect = self.options.expect.replace(data={"num_clients": config.data.num_clients})
             candidates = list_candidates(resolve(expect, self.party.num_nodes)[0])  # a race chose one of them
             differences = min((compare_with_agreed(self.party.name, each, config) for each in candidates), key=len)
@@ -332,6 +338,6 @@ class TrainingParty(ClientPurpose[dict[str, Any]]):
         return report
 
 
-def _list_stores(open_store: Callable[..., Store]) -> list[Store]:
+def _list_stores(open_store: Callable[..., Store[PartyCheckpoint]]) -> list[Store[PartyCheckpoint]]:
     """Return all checkpoints of a party: of rounds, of a party that trains alone, and of the warm start."""
     return [open_store(), open_store(ALONE), open_store(kind=WARM)]

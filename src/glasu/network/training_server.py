@@ -53,7 +53,9 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
         facts = collect_server_facts("training", parties=len(roster))
         super().__init__(options, facts, config, run, self.state, scope=run)
-        self.saver = Saver(Store(options.out / CHECKPOINTS, f"the server of run {run}", config.extensions()))
+        self.saver = Saver(
+            Store(ServerCheckpoint, options.out / CHECKPOINTS, f"the server of run {run}", config.extensions())
+        )
         self._scores: Mapping[str, float] = {}  # scores of the last evaluation on validation nodes
         self._server: Server | None = None  # the server of the current attempt
         if self.resumes:
@@ -65,7 +67,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self.options.log.warning("%s", line)
         saved = max(found)
         if saved and not self.is_finished:
-            checkpoint = self.saver.store.load(saved, ServerCheckpoint)
+            checkpoint = self.saver.store.load(saved)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
             last = checkpoint.server.progress.describe_position()
             self.options.log.info("resuming after %s, or one round before, once all parties are connected.", last)
@@ -128,7 +130,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()
         if common:
-            checkpoint = self.saver.store.load(common, ServerCheckpoint)
+            checkpoint = self.saver.store.load(common)
             server.restore(checkpoint.server)
             telemetry = checkpoint.telemetry
         self.telemetry.rewind(telemetry)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
+from glasu.privacy.feedback import as_tensor
 from glasu.secret import Secret
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ class ColumnGrids:
         if largest > half:
             self.clamped += int(np.count_nonzero(np.abs(numbers) > half))
             np.clip(numbers, -half, half, out=numbers)
-        contribution = _as_tensor(
-            np.multiply(numbers, step, out=np.empty(value.shape, np.float32), casting="same_kind")
-        )
+        contribution = as_tensor(np.multiply(numbers, step, out=np.empty(value.shape, np.float32), casting="same_kind"))
         numbers += half
         return numbers.astype(ring.number_dtype), contribution
 
@@ -99,7 +98,7 @@ class ColumnGrids:
         steps = self._find_steps(kind, key, total.shape, ring)
         mean = ((total.astype(np.float64) - num_summed * _find_half(ring)) * steps / num_summed).astype(np.float32)
         self.update_range(kind, key, mean, ring, num_summed)
-        return _as_tensor(mean)
+        return as_tensor(mean)
 
     def update_range(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
         """Derive the next range from an aggregate, which all clients hold."""
@@ -109,7 +108,7 @@ class ColumnGrids:
         if (most := found.max()) > 0:  # otherwise the range stays
             before = self.ranges.get((kind, key.layer))
             least = 0.0 if before is None else before.numpy() * RANGE_DECAY
-            self.ranges[kind, key.layer] = _as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
+            self.ranges[kind, key.layer] = as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
 
     def copy_ranges(self) -> Ranges:
         """Return a copy of the ranges."""
@@ -151,9 +150,3 @@ def _draw_uniform(secret: Secret, value: Tensor) -> NDArray[np.float64]:
     encryptor = Cipher(algorithms.AES(secret.value), modes.CTR(bytes(16))).encryptor()
     words = np.frombuffer(encryptor.update(bytes(4 * value.numel())), "<u4")
     return ((words + 0.5) * 2.0**-32).reshape(tuple(value.shape))
-
-
-def _as_tensor(values: NDArray[Any]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(values)

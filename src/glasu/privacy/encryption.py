@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glasu.ckks_parameters import CHECK_DIGIT_BITS, CHECK_PRIME, CKKS, CkksParameters
+from glasu.ckks_parameters import CHECK_DIGIT_BITS, CHECK_PRIME, CKKS
 from glasu.errors import ConfigError, ProtocolError
 from glasu.privacy.masking import Hiding, Requested, Reveal, draw_stream, expand_key, pack_place
 from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, Ring
@@ -63,14 +63,14 @@ def load_tenseal() -> Any:
 class CkksCipher:
     """Encrypts and decrypts words of 32 bits with one secret key."""
 
-    def __init__(self, secret: bytes | None = None, parameters: CkksParameters = CKKS) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
         """Make a new key, or use the `secret` of another cipher.
 
         Raises:
             ConfigError: TenSEAL is missing, or its objects have another form than this module expects.
             ValueError: the secret is no key.
         """
-        self.parameters = parameters
+        self.parameters = parameters = CKKS
         self._library = load_tenseal()
         made = self._make_context()
         fields = _read_fields(made.serialize(False, True, False, False))
@@ -135,7 +135,7 @@ class CkksCipher:
         return _read_object(vector[_VECTOR_CIPHERTEXT], 2 * self.parameters.degree * COEFFICIENT.itemsize)
 
     def decrypt(self, encrypted: NDArray[np.uint64]) -> Words | None:
-        """Return the words of ciphertexts, whose coefficients lie below the modulus; None if they are no words."""
+        """Return the words of ciphertexts, whose coefficients lie below the modulus; None if that fails."""
         try:
             found = self.decrypt_inexactly(encrypted)
         except (RuntimeError, ValueError):

@@ -47,7 +47,7 @@ class Reference:
 
 def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
     """Return the reference after the first release of rows; the first changes can be as large as the values."""
-    return Reference(own, joint, _as_tensor(_find_first_step(joint.numpy(), integers)))
+    return Reference(own, joint, as_tensor(_find_first_step(joint.numpy(), integers)))
 
 
 def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
@@ -72,7 +72,7 @@ def apply_change(reference: Reference, total: NDArray[np.int64], integers: Integ
     """Return the reference with the joint change, given the sums of the clients' integers."""
     step = reference.step.numpy()
     joint = _add_rounded(reference.joint, step * total / integers.num_clients)
-    following = _as_tensor(_find_next_step(step, total, integers))
+    following = as_tensor(_find_next_step(step, total, integers))
     return Reference(reference.own, joint, following, reference.clamped)
 
 
@@ -101,10 +101,11 @@ def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _add_rounded(values: Tensor, by: NDArray[np.float64]) -> Tensor:
     """Return the sum, rounded once to the precision of the values."""
-    return _as_tensor((values.numpy() + by).astype(values.numpy().dtype))
+    return as_tensor((values.numpy() + by).astype(values.numpy().dtype))
 
 
-def _as_tensor(values: NDArray[Any]) -> Tensor:
+def as_tensor(values: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor."""
     import torch  # not at the top: the server imports this module, and it has no torch
 
     return torch.from_numpy(values)

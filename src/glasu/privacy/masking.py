@@ -209,7 +209,7 @@ class Hiding(ABC):
             except (InvalidTag, ValueError):
                 raise ProtocolError(
                     f"{key}: the encrypted message of client {sender} was modified in transit, or the server has sent "
-                    "this client other answers than that one. It was not used; check the server."
+                    "this client and that client different answers. It was not used; check the server."
                 ) from None
 
         return unseal

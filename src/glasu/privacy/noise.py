@@ -51,7 +51,7 @@ TAIL_DEVIATIONS = 14  # the probability of noise beyond this number of deviation
 _WORD = 1 << 64
 _DRAW_BYTES = 16  # one value takes 128 random bits
 _NOISE = re.compile(r"noise\+norm=([^+]+)\+multiplier=([^+]+)")
-_PLACE = struct.Struct("<BiiqdddI")  # phase, round, layer, node, clip, multiplier, step, columns
+_ROW_PLACE = struct.Struct("<BiiqdddI")  # phase, round, layer, node, clip, multiplier, step, columns
 _ALMOST_ONE = 1 - 2.0**-40  # rounding errors of the scaling never make a row too long
 
 
@@ -132,7 +132,7 @@ class RowNoise:
         clean = np.ascontiguousarray(numbers, "<i8")
         prefix, found = b"glasu noise\0" + self.kind.encode() + b"\0", []
         for node, row in zip(nodes.tolist(), clean, strict=True):
-            place = _PLACE.pack(
+            place = _ROW_PLACE.pack(
                 key.phase,
                 key.round,
                 key.layer,

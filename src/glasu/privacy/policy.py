@@ -37,7 +37,7 @@ ReleaseKind: TypeAlias = Literal[
     "key share",
     "blinded ids",
 ]
-# What every kind means, for an auditor.
+# The meaning of every kind, for an auditor.
 RELEASE_KINDS: Mapping[str, str] = {
     "representation": "numbers that a party's layers compute from its features and edges, one row per node",
     "change": "the difference of representations since their last release, one row per node",

@@ -201,7 +201,7 @@ class Release:
             self.show_clear(kind, key, sent.value, is_answer=False)
         return sent
 
-    def encrypted_tensor(
+    def sealed_tensor(
         self,
         kind: Kind,
         value: Tensor,
@@ -319,9 +319,8 @@ class Release:
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
         rows = sum(len(nodes) for nodes in payloads)
         encoded = [] if self.ledger.sink is None else [ids.encode(nodes) for nodes in payloads]
-        size = (
-            sum(map(len, encoded)) if encoded else sum(map(ids.measure_encoded, payloads))
-        )  # without a sink, no bytes
+        # Without a sink nothing is encoded, so the size is computed.
+        size = sum(map(len, encoded)) if encoded else sum(map(ids.measure_encoded, payloads))
         self.ledger.record("node sets", key, lambda: encoded, rows=rows, size=size)
         return payloads
 

@@ -248,7 +248,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
     return Comparison(tuple(sizes), len(rows[0]), overlaps)
 
 
-def find_owner(client: int, step: int, num_clients: int) -> int:
+def find_set_owner(client: int, step: int, num_clients: int) -> int:
     """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
     return (client - step) % num_clients
 
@@ -298,7 +298,7 @@ def _check_rows(
 ) -> None:
     """Refuse a chunk if its number of points differs from that of the same chunk when its sender received it."""
     for client, message in enumerate(messages):
-        expected = limits.count_rows(sizes[find_owner(client, step, len(messages))], chunk)
+        expected = limits.count_rows(sizes[find_set_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:
             _refuse(identity, client, message, f"expected {expected} points, got {len(message.points)}.")
 
@@ -313,7 +313,7 @@ def _read_sets(identity: Identity, received: Sequence[Sequence[BlindedSet]]) -> 
             refuse_repeated_points(points)
         except ProtocolError as error:
             _refuse(identity, client, messages[0], str(error))
-        sets[find_owner(client, len(received[0]) - 1, len(received[0]))] = points
+        sets[find_set_owner(client, len(received[0]) - 1, len(received[0]))] = points
     return [sets[owner] for owner in sorted(sets)]
 
 

@@ -27,7 +27,7 @@ from glasu.protocol.fields import (
     Shapes,
     TensorField,
 )
-from glasu.wire.encodings import Array, Ciphertexts
+from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 
 
@@ -64,9 +64,8 @@ def limit_sealed(shapes: Shapes) -> int:
     """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
-    encoding = shapes.encodings["representation"]
-    secret = encoding.parameters.key_bytes + PROOF_BYTES if isinstance(encoding, Ciphertexts) else 0
-    return max(tensor + PROOF_BYTES, 256 * shapes.num_clients + secret)
+    keys = 256 * shapes.num_clients + shapes.encodings["representation"].key_bytes
+    return max(tensor, keys) + PROOF_BYTES
 
 
 @dataclass(frozen=True, eq=False)

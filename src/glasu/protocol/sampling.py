@@ -4,7 +4,7 @@ In Algorithm 2 the server draws the batch S[L] and broadcasts it. Here every cli
 from `train.seed`, so it is not sent. In Algorithm 5 the label owner draws the batch and sends it.
 
 Sampling does not depend on weights. So the clients agree on the sets of the next window during the rounds of the
-current one: `rounds.py` interleaves the two, and the agreement costs no extra exchange.
+current one: `training.py` interleaves the two, and the agreement costs no extra exchange.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[A
     return attack_by_splitting(parties, config, owner if owner in names else names[0])
 
 
-def list_cells(result: AttackResult) -> tuple[str, ...]:
+def list_result_cells(result: AttackResult) -> tuple[str, ...]:
     """Return the cells of a result below RESULT_HEADINGS: score, chance, and the score without messages."""
     numbers = (f"{number:.3f}" for number in (result.score, result.chance, result.baseline))
     return result.attack, result.role, result.target, result.measure, *numbers
@@ -113,7 +113,7 @@ def list_cells(result: AttackResult) -> tuple[str, ...]:
 
 def format_results(results: Sequence[AttackResult]) -> str:
     """Return the results as a table for people."""
-    lines = [RESULT_HEADINGS, *map(list_cells, results)]
+    lines = [RESULT_HEADINGS, *map(list_result_cells, results)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(RESULT_HEADINGS))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

@@ -6,7 +6,7 @@ Nothing is written or repaired here. Torch is loaded only for ledgers with noise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -261,7 +261,7 @@ def _read_recorded_heads(folder: Path) -> list[tuple[str, list[tuple[str, Ledger
     found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         state = _read_json(folder / name) or {}
-        heads = read_record(_RecordedHeads, _keep_fields(_RecordedHeads, state), str(folder / name)).ledgers
+        heads = read_record(_RecordedHeads, state, str(folder / name), partial=True).ledgers
         if heads:
             found.append(("the server", list(heads.items())))
     if not found:
@@ -282,29 +282,12 @@ def _read_json(path: Path) -> Mapping[str, Any] | None:
     return value
 
 
-def _keep_fields(cls: type, value: Any) -> Any:
-    """Return the keys of an object that a dataclass has. A value of another type is returned for the reader to refuse.
-
-    The files have many more keys, and `read_record` refuses unknown keys.
-    """
-    if not isinstance(value, Mapping):
-        return value
-    return {item.name: value[item.name] for item in fields(cls) if item.name in value}
-
-
 def _read_report(path: Path) -> _AuditedReport | None:
     """Read the part of a report that the audit compares; return None if the file does not exist."""
     content = _read_json(path)
     if content is None:
         return None
-    report = _keep_fields(_AuditedReport, content)
-    for name, cls in (("traffic", _ReportedTraffic), ("privacy", _ReportedPrivacy)):
-        if name in report:
-            report[name] = _keep_fields(cls, report[name])
-    privacy = report.get("privacy")
-    if isinstance(privacy, Mapping) and isinstance(privacy.get("ledger"), list):
-        report["privacy"] = {"ledger": [_keep_fields(_ReportedLedger, each) for each in privacy["ledger"]]}
-    return read_record(_AuditedReport, report, str(path))
+    return read_record(_AuditedReport, content, str(path), partial=True)
 
 
 def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:

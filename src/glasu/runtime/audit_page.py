@@ -32,12 +32,12 @@ code { font-size: .85em; overflow-wrap: anywhere; } footer { color: #57606a; fon
 """
 
 
-def format_time(seconds: float | None) -> str:
+def format_seconds_as_time(seconds: float | None) -> str:
     """Return a time in UTC, or a dash."""
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def state_verdict(audit: Audit) -> str:
+def describe_verdict(audit: Audit) -> str:
     """Return the result in one sentence."""
     failed = audit.failures
     if failed:
@@ -53,30 +53,30 @@ def describe_run(run: AuditedRun) -> str:
     return f"{run.purpose}, run {run.run}: {end}, {processes}, {run.size:,} bytes in total, {policy}"
 
 
-def list_cells(total: ReleaseTotal) -> tuple[str, ...]:
+def list_total_cells(total: ReleaseTotal) -> tuple[str, ...]:
     """Return the cells of one row, in the order of HEADINGS."""
     layer = "-" if total.layer < 0 else str(total.layer)
     numbers = (total.releases, total.rows, total.largest, total.bytes)
-    times = format_time(total.first), format_time(total.last)
+    times = format_seconds_as_time(total.first), format_seconds_as_time(total.last)
     return total.phase, total.kind, layer, total.protection, *(f"{number:,}" for number in numbers), *times
 
 
 def render_text(audit: Audit) -> str:
     """Return the audit as lines for a terminal."""
-    lines = [f"{audit.folder}: {state_verdict(audit)}", ""]
+    lines = [f"{audit.folder}: {describe_verdict(audit)}", ""]
     for ledger in audit.ledgers:
         lines += [f"party {ledger.party}: {len(ledger.chains)} records in {ledger.file}"]
         for run in ledger.runs:
             lines += ["", f"  {describe_run(run)}"]
-            lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_cells, run.totals)])]
+            lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_total_cells, run.totals)])]
         if ledger.accountant is not None:
-            lines += ["", f"  differential privacy of all runs: {_state_privacy(ledger.accountant)}"]
+            lines += ["", f"  differential privacy of all runs: {_describe_privacy(ledger.accountant)}"]
         lines += [""]
     lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.text}" for check in audit.checks]
     return "\n".join(lines)
 
 
-def _state_privacy(accountant: Accountant) -> str:
+def _describe_privacy(accountant: Accountant) -> str:
     return f"{accountant.summarize()}. It holds if the party had a secret, as between machines."
 
 
@@ -90,7 +90,7 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def render_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = ()) -> str:
+def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = ()) -> str:
     """Return the HTML page.
 
     Args:
@@ -115,7 +115,7 @@ attack may recover more.</p>
 <title>GLASU audit</title><style>{PAGE_STYLE}</style></head><body>
 <h1>What left {_escape(_list_parties(audit))}</h1>
 <p>Folder <code>{_escape(audit.folder)}</code>, audited on {when}.</p>
-<p class="verdict {level}">{_escape(state_verdict(audit))}</p>
+<p class="verdict {level}">{_escape(describe_verdict(audit))}</p>
 {_render_checks(audit.checks)}
 <h2>Releases</h2>
 <p>Every release was recorded in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
@@ -141,9 +141,11 @@ def _render_ledger(ledger: AuditedLedger) -> str:
     parts += [f"<p>{len(ledger.chains):,} records. Head <code>{_escape(head)}</code></p>"]
     for run in ledger.runs:
         parts += [f"<h3>{_escape(describe_run(run))}</h3>"]
-        parts += [_render_table(HEADINGS, map(list_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"]
+        parts += [
+            _render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"
+        ]
     if ledger.accountant is not None:
-        parts += [f"<p>Differential privacy of all runs: {_escape(_state_privacy(ledger.accountant))}</p>"]
+        parts += [f"<p>Differential privacy of all runs: {_escape(_describe_privacy(ledger.accountant))}</p>"]
     return "\n".join(parts)
 
 

@@ -1,9 +1,10 @@
 """Save the state of a role between two rounds, and verify it when it is read. Torch is loaded only for tensors.
 
-file     magic, schema version, SHA-256 of schema version and body, body
+file     magic, schema number, SHA-256 of schema number and body, body
 body     safetensors: the tensors and the long lists of floats of the state; everything else as JSON in its metadata
 
-A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here.
+A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here. The
+schema number is derived from them, so checkpoints from before a change are refused.
 
 Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
 round t is durable before the role sends its first message of round t+1. Without both rules, there are crashes after
@@ -20,11 +21,12 @@ import shutil
 import struct
 import sys
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +37,13 @@ from glasu.config import RunConfig, list_candidates
 from glasu.errors import CheckpointError, ConfigError, DataError, TrainingError
 from glasu.files import hold_folder, retry_without_descriptors, write_atomically
 from glasu.protocol.state import ClientState, ServerState
-from glasu.records import SCALARS, RecordError, parse_json, read_record, to_plain
+from glasu.records import SCALARS, RecordError, list_fields, parse_json, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
 from glasu.runtime.workers import Pending, Workers
 
-CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA = b"GLCP", 7
+CHECKPOINT_MAGIC, LAYOUT = b"GLCP", 8  # the layout number changes with the layout of a file, not with the states
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
@@ -65,15 +67,25 @@ def to_arrays(state: Any) -> tuple[Arrays, Any]:
 
 def from_arrays(cls: type[T], arrays: Mapping[str, NDArray[Any]], facts: object, source: str) -> T:
     """Build a state from named arrays and JSON values, or raise RecordError."""
-    plain = _put_arrays(facts, arrays)
-    # State modules import these names for type checking only. The server's state has no tensor and needs no torch.
-    torch = sys.modules.get("torch")
-    names: dict[str, Any] = {"Mapping": Mapping, "Tensor": _NoTensor if torch is None else torch.Tensor}
-    return read_record(cls, plain, source, finite=False, names=names)
+    return read_record(cls, _put_arrays(facts, arrays), source, finite=False, names=_find_type_names())
 
 
 class _NoTensor:
     """Replaces torch.Tensor in a state without tensors."""
+
+
+def _find_type_names() -> dict[str, Any]:
+    """Return the types that state modules import for type checking only.
+
+    The server's state has no tensor and needs no torch.
+    """
+    torch = sys.modules.get("torch")
+    return {"Mapping": Mapping, "Tensor": _NoTensor if torch is None else torch.Tensor}
+
+
+def find_schema(cls: type) -> int:
+    """Return the schema number of a kind of state: it changes with the fields of the state and of the records in it."""
+    return zlib.crc32(repr((LAYOUT, list_fields(cls, _find_type_names()))).encode())
 
 
 def _take_arrays(value: Any, path: str, arrays: Arrays) -> Any:
@@ -132,15 +144,16 @@ class OldSchemaError(ConfigError):
     """A checkpoint was written by another version of this program."""
 
 
-def pack(round_index: int, owner: str, extensions: tuple[Extension, ...], state: Any) -> bytes:
+def write_checkpoint(round_index: int, owner: str, extensions: tuple[Extension, ...], state: Any) -> bytes:
     """Return the content of a checkpoint file."""
     arrays, facts = to_arrays(state)
     about = {**to_plain(About(round_index, owner, extensions, None)), "state": facts}
     body = save(arrays, {"glasu": json.dumps(about)})
-    return HEAD.pack(CHECKPOINT_MAGIC, CHECKPOINT_SCHEMA, _digest(CHECKPOINT_SCHEMA, body)) + body
+    schema = find_schema(type(state))
+    return HEAD.pack(CHECKPOINT_MAGIC, schema, _digest(schema, body)) + body
 
 
-def unpack(content: bytes) -> tuple[About, Arrays]:
+def read_checkpoint(content: bytes, expected_schema: int) -> tuple[About, Arrays]:
     """Return the parts of a checkpoint file, or raise ValueError if it is damaged."""
     if len(content) < HEAD.size:
         raise ValueError(f"it has {len(content)} bytes, and its head alone has {HEAD.size}")
@@ -150,8 +163,8 @@ def unpack(content: bytes) -> tuple[About, Arrays]:
         raise ValueError("it is not a checkpoint")
     if digest != _digest(schema, body):
         raise ValueError("its SHA-256 does not match its content")
-    if schema != CHECKPOINT_SCHEMA:
-        raise OldSchemaError(f"has schema {schema}, and this version of glasu reads {CHECKPOINT_SCHEMA}")
+    if schema != expected_schema:
+        raise OldSchemaError(f"has schema {schema:08x}, and this version of glasu reads {expected_schema:08x}")
     try:
         return _read_about(body), load(body)
     except (SafetensorError, RecordError, struct.error) as error:
@@ -172,23 +185,25 @@ def _read_about(body: bytes) -> About:
     return read_record(About, about, "the metadata", finite=False)
 
 
-class Store:
+class Store(Generic[T]):
     """The checkpoints of one owner and one kind in one folder: the last two, one file each."""
 
-    def __init__(self, folder: Path, owner: str, extensions: tuple[Extension, ...] = (), *, kind: str = ROUND) -> None:
+    def __init__(
+        self, cls: type[T], folder: Path, owner: str, extensions: tuple[Extension, ...] = (), *, kind: str = ROUND
+    ) -> None:
         """Use a folder.
 
         Args:
-            folder: the folder of the checkpoints. owner: role and run.
+            cls: the type of the states. folder: the folder of the checkpoints. owner: role and run.
             extensions: the extensions that the run uses; every checkpoint records them.
             kind: ROUND or WARM. With WARM, all round numbers count warm steps instead.
         """
-        self.folder, self.owner, self.extensions, self.kind = folder, owner, extensions, kind
+        self.cls, self.folder, self.owner, self.extensions, self.kind = cls, folder, owner, extensions, kind
         self._saved: list[int] = []  # rounds that are known to belong to this owner without reading their files
 
-    def save(self, round_index: int, state: Any) -> str:
+    def save(self, round_index: int, state: T) -> str:
         """Write a checkpoint durably, remove all but the last two of this owner, and return its digest."""
-        content = pack(round_index, self.owner, self.extensions, state)
+        content = write_checkpoint(round_index, self.owner, self.extensions, state)
         path = self._path(round_index)
         try:
             write_atomically(path, content, mode=0o600)
@@ -207,10 +222,10 @@ class Store:
             ) from error
         return _format_hex(content)
 
-    def load(self, round_index: int, cls: type[T]) -> T:
+    def load(self, round_index: int) -> T:
         """Read the state of a checkpoint; refuse one that is damaged or belongs to another owner."""
         about, arrays, _ = self._read(round_index)
-        return from_arrays(cls, arrays, about.state, str(self._path(round_index)))
+        return from_arrays(self.cls, arrays, about.state, str(self._path(round_index)))
 
     def digests(self, damaged: list[str] | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
@@ -277,7 +292,7 @@ class Store:
         path = self._path(round_index)
         try:
             content = retry_without_descriptors(path.read_bytes)
-            about, arrays = unpack(content)
+            about, arrays = read_checkpoint(content, find_schema(self.cls))
             if (about.round, about.owner) != (round_index, self.owner):
                 raise ValueError(f"it is the checkpoint of round {about.round} of {about.owner}, not of {self.owner}")
         except OSError as error:
@@ -303,15 +318,15 @@ class Store:
         return sorted(int(name) for name in names if name.isdecimal())
 
 
-class Saver:
+class Saver(Generic[T]):
     """Writes one checkpoint at a time in the background; `settle` waits until it is durable."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store[T]) -> None:
         self.store = store
         self._writer = Workers(1, "glasu-checkpoint")
         self._writing: Pending[str] | None = None
 
-    def save(self, round_index: int, state: Any, store: Store | None = None) -> None:
+    def save(self, round_index: int, state: T, store: Store[T] | None = None) -> None:
         """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
         self.settle()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
@@ -412,8 +427,8 @@ class SimulationCheckpoints:
         self._candidates = list_candidates(config)
         self._run = RunFile(config.flatten(), data, secrets or {})
         owner = f"a run with settings {config.digest()}"
-        self.store = Store(folder, owner, config.extensions())
-        self._warm_store = Store(folder, owner, config.extensions(), kind=WARM)
+        self.store = Store(SimulationState, folder, owner, config.extensions())
+        self._warm_store = Store(SimulationState, folder, owner, config.extensions(), kind=WARM)
         self._names: list[str | None] = [*data, None] if server else [*data]
         self._saver = Saver(self.store)
         self._lock = threading.Lock()
@@ -440,13 +455,13 @@ class SimulationCheckpoints:
         self._saved, warm = max(known, default=0), self._open_warm()
         state = None
         if self._saved:
-            state = self.store.load(self._saved, SimulationState)
+            state = self.store.load(self._saved)
             progress = next(iter(state.clients.values())).progress
             # Candidates of a preset differ in the number of rounds.
             train = self._candidates[progress.race.candidate].train if progress.race is not None else self.train
             log.info("resuming after %s.", progress.describe_position(progress.end(train)))
         elif warm:
-            self._saved_steps, state = warm, self._warm_store.load(warm, SimulationState)
+            self._saved_steps, state = warm, self._warm_store.load(warm)
             log.info("resuming after warm step %d of %d.", warm, self.train.warm_start)
         if state is not None:
             self._latest.update(state.clients)

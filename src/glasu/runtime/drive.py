@@ -52,7 +52,7 @@ def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatc
         watch: adds up the script's computing time.
         name: the name under which the time is added up; `Timed` changes it.
     """
-    actions = resolve(script, watch, name)
+    actions = to_actions(script, watch, name)
     action = advance(actions)
     while not isinstance(action, Finished):
         action = advance(actions, perform(action))
@@ -60,7 +60,7 @@ def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatc
     return result
 
 
-def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> Actions[Result]:
+def to_actions(script: Script[Result], watch: Stopwatch, name: str = "compute") -> Actions[Result]:
     """Yield the actions of a script. This function performs `Interleave` and `Timed` itself and measures the time."""
     reply: Any = None
     measurement = watch.measure(name)
@@ -70,9 +70,9 @@ def resolve(script: Script[Result], watch: Stopwatch, name: str = "compute") -> 
         if isinstance(request, Finished):
             return request.value
         if isinstance(request, Timed):
-            reply = yield from resolve(request.script, watch, request.name)
+            reply = yield from to_actions(request.script, watch, request.name)
         elif isinstance(request, Interleave):
-            reply = yield from interleave(resolve(request.main, watch, name), resolve(request.rider, watch, name))
+            reply = yield from interleave(to_actions(request.main, watch, name), to_actions(request.rider, watch, name))
         else:
             reply = yield request
 

@@ -12,7 +12,7 @@ import torch
 
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send, WarmStepDone
-from glasu.runtime.drive import Actions, Finished, advance, check_contribution, resolve
+from glasu.runtime.drive import Actions, Finished, advance, check_contribution, to_actions
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.workers import Workers
 from glasu.timing import Stopwatch
@@ -22,7 +22,7 @@ MESSAGING = (Send, Receive, Broadcast, Scatter)
 Perform = Callable[[Save | Event], None]  # carries out Save requests and events
 Carry = Callable[[Message], Message]
 Deliver = Callable[[Message, int], Message]  # (a message of the server, client) -> the message that the client gets
-Record = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CLIENTS or SERVER
+RecordMessage = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CLIENTS or SERVER
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
 
@@ -71,7 +71,7 @@ class Running:
             activity: the name under which the seconds are added up.
         """
         self.name, self.perform = name, perform
-        self.actions: Actions[Any] = resolve(script, watch, activity)
+        self.actions: Actions[Any] = to_actions(script, watch, activity)
         self.action: Any = None  # the last action of the script
         self.result: Any = None  # the result of the script, when it has finished
 
@@ -119,7 +119,7 @@ def run_together(
     before_sending: Callable[[], None] | None = None,
     carry: Carry | None = None,
     deliver: Deliver | None = None,
-    record: Record | None = None,
+    record: RecordMessage | None = None,
 ) -> None:
     """Run the server and all clients to the end.
 

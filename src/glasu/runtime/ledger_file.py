@@ -29,7 +29,6 @@ from glasu.privacy.ledger import (
     Rule,
     read_line,
 )
-from glasu.timing import Clock
 
 LEDGER = "ledger.jsonl"
 LEDGERS = "ledger"  # folder of the ledgers of all parties, in one process
@@ -143,7 +142,6 @@ def open_ledger(
     *,
     policy: str = "",
     durable: bool = True,
-    clock: Clock = time.time,
 ) -> Ledger:
     """Return the ledger in a file, with the totals of its run and all its entries counted by the rules.
 
@@ -155,10 +153,9 @@ def open_ledger(
         rules: the rules that check every release.
         policy: the SHA-256 of the policy file among the rules.
         durable: whether a sync waits for the disk.
-        clock: returns Unix time in seconds.
     """
     sink = LedgerFile(path, durable=durable)
-    ledger = Ledger(sink, rules, clock, policy)
+    ledger = Ledger(sink, rules, time.time, policy)
     fragment = None
     for found in read_ledger_file(path) if path.exists() else ():
         if isinstance(found, Fragment):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,11 +94,7 @@ def remove_finished_run(out: Path) -> None:
 
 
 def _read_finished_run(path: Path) -> FinishedRun:
-    value = parse_json(path.read_bytes(), str(path))
-    names = {field.name for field in dataclasses.fields(FinishedRun)}
-    if isinstance(value, dict):  # read only the fields that identify the run
-        value = {name: item for name, item in value.items() if name in names}
-    return read_record(FinishedRun, value, str(path))
+    return read_record(FinishedRun, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
 
 
 def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:

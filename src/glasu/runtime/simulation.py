@@ -38,7 +38,7 @@ from glasu.runtime.inprocess import (
     Carry,
     Deliver,
     Map,
-    Record,
+    RecordMessage,
     Running,
     count_cores,
     open_client_map,
@@ -205,7 +205,7 @@ def make_clients(
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
-    """Return the secrets in client order, or None if there are none. Refuse wrong names and lengths."""
+    """Return the secrets by party, in client order; empty if none are given. Refuse wrong names and lengths."""
     if secrets is None:
         return {}
     names = [party.name for party in parties]
@@ -293,8 +293,8 @@ def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Abst
 @contextmanager
 def _open_transcript(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None
-) -> Iterator[Record | None]:
-    """Record the messages while the block runs, if the options name a folder and there is a server."""
+) -> Iterator[RecordMessage | None]:
+    """RecordMessage the messages while the block runs, if the options name a folder and there is a server."""
     if options.transcript is None or server is None:
         yield None
         return
@@ -324,7 +324,7 @@ def _run_scripts(
     checkpoints: SimulationCheckpoints | None,
     options: SimulationOptions,
     each: Map,
-    record: Record | None = None,
+    record: RecordMessage | None = None,
 ) -> None:
     """Run the scripts of all roles to their end."""
     alone, reporter = trains_alone(clients[0].requested), _find_reporter(clients)

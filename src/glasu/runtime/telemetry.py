@@ -36,6 +36,7 @@ from glasu.report import (
     MaskSummary,
     PartyReport,
     PartySummary,
+    PredictionReport,
     PreparedColumns,
     PrivacySummary,
     RaceSummary,
@@ -46,6 +47,7 @@ from glasu.report import (
     SubsetScores,
     Traffic,
     WarmStart,
+    find_subset,
     list_versions,
 )
 from glasu.timing import Clock, Stopwatch
@@ -370,6 +372,27 @@ class Telemetry:
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
             losses=tuple(losses) if reports else None,
+        )
+
+    def build_prediction_report(
+        self, parties: Sequence[str], present: Sequence[str], subsets: Iterable[SubsetScores]
+    ) -> PredictionReport:
+        """Build the part of prediction.json that server and parties have in common.
+
+        Args:
+            parties: the parties of the training.
+            present: the parties that took part in the prediction.
+            subsets: the validation scores of subsets of the parties.
+        """
+        cost, missing = self.cost(), tuple(name for name in parties if name not in present)
+        scores = find_subset(subsets, present) if missing else None
+        return PredictionReport(
+            parties=tuple(parties),
+            missing=missing,
+            validation=None if scores is None else scores.metrics,
+            traffic=cost.traffic,
+            seconds=cost.seconds,
+            versions=list_versions(),
         )
 
 

@@ -24,7 +24,7 @@ from glasu.errors import TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret
 from glasu.wire.message_key import Key
-from glasu.wire.packing import pack, unpack
+from glasu.wire.packing import pack_integers, unpack_integers
 
 Array = NDArray[Any]
 # change: a change of a representation. owner gradient: the gradient of the only party with labels, encrypted for the
@@ -32,6 +32,16 @@ Array = NDArray[Any]
 Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
+_FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
+UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
+SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
+COEFFICIENT = np.dtype("<u8")
+_HIGH = np.float32(127)
+_STEP_BYTES = 4
+_DRAWS = 16  # random numbers of 16 bits from one Philox counter
+_NEGLIGIBLE = np.float32(2.0**-119)  # a row below it is sent as zeros, because its step would be subnormal
+_TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
+_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
 
 class Encoding(ABC):
@@ -51,6 +61,11 @@ class Encoding(ABC):
     def compute_dtype(self) -> np.dtype[Any]:
         """The precision in which clients compute if representations have this encoding."""
         return SINGLE
+
+    @property
+    def key_bytes(self) -> int:
+        """The size of the secret key that the clients share; 0 if there is none."""
+        return 0
 
     @property
     def answer(self) -> Encoding:
@@ -304,7 +319,7 @@ class Integers(Encoding):
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
         """Pack integers. Values outside -largest..largest are clamped."""
         clamped = np.clip(value, -self.largest, self.largest).astype(np.int64)
-        return pack(clamped + self.largest, self.packed_bits)
+        return pack_integers(clamped + self.largest, self.packed_bits)
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
         if error := self._find_dtype_error(payload):
@@ -317,7 +332,7 @@ class Integers(Encoding):
         unused = 8 * expected - self.width * self.packed_bits
         if (payload[:, -1] >> (8 - unused)).any():
             return "expected zeros at the end of a row"
-        numbers = unpack(payload, self.width, self.packed_bits)
+        numbers = unpack_integers(payload, self.width, self.packed_bits)
         if numbers.size and (most := int(numbers.max())) > 2 * self.largest:
             return f"expected integers of 0..{2 * self.largest}, got {most}"
         return ""
@@ -326,7 +341,7 @@ class Integers(Encoding):
         return True
 
     def decode(self, payload: Array) -> NDArray[np.int64]:
-        return unpack(payload, self.width, self.packed_bits) - self.largest
+        return unpack_integers(payload, self.width, self.packed_bits) - self.largest
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
         """Add the integers. The readers divide, because the server would have to round the quotient."""
@@ -404,6 +419,10 @@ class Ciphertexts(Ring):
     separates_rows = False
 
     @property
+    def key_bytes(self) -> int:
+        return self.parameters.key_bytes
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return COEFFICIENT
 
@@ -477,18 +496,6 @@ class Ciphertexts(Ring):
 
     def row_bytes(self, columns: int) -> int:
         return self.count_bytes(1, columns)
-
-
-_FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
-UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
-SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
-COEFFICIENT = np.dtype("<u8")
-_HIGH = np.float32(127)
-_STEP_BYTES = 4
-_DRAWS = 16  # random numbers of 16 bits from one Philox counter
-_NEGLIGIBLE = np.float32(2.0**-119)  # a row below it is sent as zeros, because its step would be subnormal
-_TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
-_LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
 
 def _add(arrays: Sequence[Array], divisor: int) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def pack(numbers: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
+def pack_integers(numbers: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
     """Pack integers of 0..2^bits - 1 row by row, the lowest bits first."""
     rows, columns = numbers.shape
     size = _find_item_size(bits)
@@ -17,7 +17,7 @@ def pack(numbers: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
     return np.packbits(spread.reshape(rows, columns * bits), axis=1, bitorder="little")
 
 
-def unpack(payload: NDArray[np.uint8], columns: int, bits: int) -> NDArray[np.int64]:
+def unpack_integers(payload: NDArray[np.uint8], columns: int, bits: int) -> NDArray[np.int64]:
     """Return the integers that `pack` packed."""
     rows = len(payload)
     spread = np.unpackbits(payload, axis=1, count=columns * bits, bitorder="little").reshape(rows, columns, bits)

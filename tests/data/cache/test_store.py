@@ -226,12 +226,12 @@ def test_two_processes_may_make_the_same_entry_at_once(cache, tmp_path):
 
 
 def test_a_folder_that_may_not_be_written_to_is_read(cache, monkeypatch):
-    def refused(*_, **__):
+    def refuse_access(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     build = Build()
     cache.open(ABOUT, build)
-    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse_access)
     check(cache.open(ABOUT, build))
     assert build.times == 1
     check(cache.open({**ABOUT, "seed": 2}, build))  # in memory
@@ -276,12 +276,12 @@ def test_a_folder_that_another_process_renames_meanwhile_is_no_reason_to_keep_da
     (cache.folder / ".theirs").mkdir(parents=True)
     stat = Path.stat
 
-    def gone(path, **keys):
+    def stat_or_lose(path, **keys):
         if path.name == ".theirs":
             raise FileNotFoundError(path)
         return stat(path, **keys)
 
-    monkeypatch.setattr(Path, "stat", gone)
+    monkeypatch.setattr(Path, "stat", stat_or_lose)
     cache.open(ABOUT, Build())
     assert [path.name for path in cache.folder.iterdir() if not path.name.startswith(".")]
 
@@ -322,20 +322,20 @@ def content(cache, source, read):
 
 
 @pytest.fixture
-def settled(tmp_path):
+def settled_cache(tmp_path):
     return Cache(tmp_path / "cache", settle_ns=SETTLED)
 
 
-def test_a_changed_file_is_noticed_even_if_size_and_time_are_as_before(settled, source):
+def test_a_changed_file_is_noticed_even_if_size_and_time_are_as_before(settled_cache, source):
     read, build = reader(source)
-    assert content(settled, source, read) == content(settled, source, read) == [1, 2, 3]
+    assert content(settled_cache, source, read) == content(settled_cache, source, read) == [1, 2, 3]
     assert build.times == 1
     before = source.stat()
     source.write_text("4 5 6")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert content(settled, source, read) == [4, 5, 6]
+    assert content(settled_cache, source, read) == [4, 5, 6]
     source.write_text("1 2 3")  # the first entry still exists
-    assert content(settled, source, read) == [1, 2, 3]
+    assert content(settled_cache, source, read) == [1, 2, 3]
     assert build.times == 2
 
 
@@ -347,7 +347,7 @@ def test_a_copy_of_a_file_is_the_same_source(cache, source, tmp_path):
     assert build.times == 1
 
 
-def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, settled, source, monkeypatch):
+def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, settled_cache, source, monkeypatch):
     read, _ = reader(source)
     content(cache, source, read)
     reads = []
@@ -357,19 +357,19 @@ def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, sett
         content(cache, source, read)
     assert len(reads) == 2  # the file is too new: it could change without a new time stamp
     for _ in range(3):
-        content(settled, source, read)
+        content(settled_cache, source, read)
     assert len(reads) == 3
 
 
-def test_a_damaged_digest_is_made_again(settled, source):
+def test_a_damaged_digest_is_made_again(settled_cache, source):
     read, build = reader(source)
-    content(settled, source, read)
-    manifests = list(settled.folder.glob("*/entry.json"))
+    content(settled_cache, source, read)
+    manifests = list(settled_cache.folder.glob("*/entry.json"))
     assert len(manifests) == 2  # the content and the digest of the file
     for text in ("", "[]", '{"identity": 1}'):
         for manifest in manifests:
             manifest.write_text(text)
-        assert content(settled, source, read) == [1, 2, 3]
+        assert content(settled_cache, source, read) == [1, 2, 3]
     assert build.times == 4
 
 

@@ -16,12 +16,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower import party, server
 from glasu.integrations.flower.settings import ServerSettings
+from glasu.network.run_folder import FinishedPart, FinishedTraining
+from glasu.records import read_record
+from glasu.report import PartySummary
 
 pytestmark = pytest.mark.slow
 SERVING = SimpleNamespace(poll=lambda: None)
 REPORT = {
     "party": "a",
+    "parties": ["a", "b"],
     "run": "0a1b",
+    "config": {},
+    "privacy": {},
     "traffic": {"bytes_to_server": 10, "bytes_to_clients": 20, "messages": 3, "exchanges": 2},
     "seconds": {"total": 1.5},
     "weights_sha256": ["f00d"],
@@ -100,7 +106,7 @@ def test_a_server_that_fails_ends_the_session():
 
 
 def test_other_weights_than_the_server_was_told_of_are_noticed():
-    report = {"parties": [{"name": "a"}, {"name": "b"}], "weights_sha256": ["f00d", "cafe"]}
+    report = FinishedTraining({}, (PartySummary("a", 3), PartySummary("b", 3)), ("f00d", "cafe"), {})
     server.check_weights(report, [answer_of("b", "cafe"), answer_of("a", "f00d")])
     for answers in ([answer_of("a", "f00d")], [answer_of("a", "cafe"), answer_of("b", "f00d")]):
         with pytest.raises(ProtocolError, match="weight digests sent over Flower"):
@@ -108,7 +114,7 @@ def test_other_weights_than_the_server_was_told_of_are_noticed():
 
 
 def test_a_party_tells_flower_what_it_cost_and_no_more():
-    told = party.make_reply({**REPORT, "test": {"accuracy": 1.0}, "config": {}})
+    told = party.make_reply(read_record(FinishedPart, {**REPORT, "test": {"accuracy": 1.0}}, "report", partial=True))
     assert set(told) == {"metrics", "facts"}
     assert set(told["metrics"]) == {"bytes_to_server", "bytes_to_clients", "messages", "exchanges", "seconds"}
     assert dict(told["facts"]) == {"party": "a", "run": "0a1b", "weights_sha256": "f00d"}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from glasu.network.doctor.machine import check_extras, check_group
-from support.masks import encrypted
+from support.masks import use_encryption
 from support.tiny import tiny
 
 SUPPORT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ from glasu.network.doctor.party import DryRunParty
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
 from glasu.pki.kit import open_kit
-from support.masks import encrypted
+from support.masks import use_encryption
 from support.tiny import tiny
 
 def examine(config, party):
@@ -46,7 +46,7 @@ noisy, _ = tiny(dp_noise_multiplier=1.0)
 group = check_group(logging.getLogger("test"))
 found = {
     "psi": [(group.check, group.level, group.text)],
-    "ckks": examine(encrypted(config), parties[0]),
+    "ckks": examine(use_encryption(config), parties[0]),
     "dp": examine(noisy, parties[0]),
 }
 print(json.dumps(found))
@@ -70,7 +70,7 @@ def examine_without(kits, *missing):
 
 def test_an_installed_extra_is_good():
     log = logging.getLogger("test")
-    found = [check_group(log), *check_extras(encrypted(tiny(dp_noise_multiplier=1.0)[0]), log)]
+    found = [check_group(log), *check_extras(use_encryption(tiny(dp_noise_multiplier=1.0)[0]), log)]
     assert [(finding.check, finding.level) for finding in found] == [("extra", "good")] * 3
     assert check_extras(tiny()[0], log) == []
 

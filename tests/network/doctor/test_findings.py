@@ -142,10 +142,10 @@ def test_where_nothing_listens_the_server_may_still_come(kits):
 
 
 def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
-    def unknown(address, timeout):
+    def fail_to_resolve(address, timeout):
         raise socket.gaierror
 
-    monkeypatch.setattr(socket, "create_connection", unknown)
+    monkeypatch.setattr(socket, "create_connection", fail_to_resolve)
     finding, may_come = machine.check_connection(open_kit(kits / "a"), "typo.example:9443", now())
     assert (finding.level, may_come) == ("bad", False)
     assert "the name typo.example cannot be resolved" in finding.text
@@ -163,7 +163,7 @@ def test_good_data_is_good_and_its_sizes_stay_in_the_log(caplog):
     assert str(party.graph.num_edges) not in found[0].text
 
 
-def opened(party, graph):
+def attach_unchecked_graph(party, graph):
     """Return a party with an unchecked graph, as it would be read from a cache."""
     changed = replace(party)
     object.__setattr__(changed, "graph", graph)
@@ -174,7 +174,7 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
     party = tiny_parties()[0]
     indices = party.graph.indices.copy()
     indices[:2] = (24, -1)
-    found = check_data(opened(party, Graph.without_checks(party.graph.indptr, indices)), LOG)
+    found = check_data(attach_unchecked_graph(party, Graph.without_checks(party.graph.indptr, indices)), LOG)
     assert levels(found)["edges"] == "bad"
     assert "2 of them name missing nodes" in found[-1].text
 
@@ -182,13 +182,13 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
 def test_no_edge_at_all_is_a_warning():
     party = tiny_parties()[0]
     none = Graph.from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 24)
-    assert levels(check_data(opened(party, none), LOG))["edges"] == "warning"
+    assert levels(check_data(attach_unchecked_graph(party, none), LOG))["edges"] == "warning"
 
 
 def test_files_that_do_not_fit_each_other_are_bad():
     party = tiny_parties()[0]
     smaller = Graph.from_edges(np.array([0]), np.array([1]), 23)
-    (finding,) = check_data(opened(party, smaller), LOG)
+    (finding,) = check_data(attach_unchecked_graph(party, smaller), LOG)
     assert (finding.check, finding.level) == ("dimensions", "bad")
     assert "24 ids, 24 rows of features, 23 nodes of the graph" in finding.text
 
@@ -207,7 +207,7 @@ def options(kits, tmp_path):
     return JoinOptions(kit=open_kit(kits / "a"), server="localhost:1", out=tmp_path)
 
 
-def tried(party, options, index=0, **keys):
+def try_settings(party, options, index=0, **keys):
     config = settings(**keys).replace(data={"num_clients": 3})
     return check_settings(
         config, party, WelcomePayload(config={}, roster=("a", "b", "c"), index=index, run="00"), options
@@ -215,21 +215,21 @@ def tried(party, options, index=0, **keys):
 
 
 def test_data_that_fits_the_settings_is_good(options):
-    found, facts = tried(tiny_parties()[0], options)
+    found, facts = try_settings(tiny_parties()[0], options)
     assert levels(found) == {"settings": "good", "labels": "good", "disk": "good"}
     assert facts["classes"] == 3
 
 
 def test_a_roster_with_another_name_in_the_place_of_the_party_is_bad(options, caplog):
     caplog.set_level(logging.INFO)
-    found, _ = tried(tiny_parties()[0], options, index=1)
+    found, _ = try_settings(tiny_parties()[0], options, index=1)
     assert levels(found) == {"settings": "bad"}
     assert "lists this party as 'b'" in caplog.text
 
 
 def test_missing_labels_are_bad_and_the_reason_stays_in_the_log(options, caplog):
     caplog.set_level(logging.INFO)
-    found, facts = tried(tiny_parties(owner="b")[0], options)
+    found, facts = try_settings(tiny_parties(owner="b")[0], options)
     assert levels(found) == {"settings": "bad"}
     assert "has no labels" in caplog.text
     assert facts == {}
@@ -237,13 +237,13 @@ def test_missing_labels_are_bad_and_the_reason_stays_in_the_log(options, caplog)
 
 def test_a_model_above_the_memory_limit_is_bad(options, caplog):
     caplog.set_level(logging.INFO)
-    found, _ = tried(tiny_parties()[0], replace(options, max_memory=1000))
+    found, _ = try_settings(tiny_parties()[0], replace(options, max_memory=1000))
     assert levels(found) == {"settings": "bad"}
     assert "model.hidden=" in caplog.text
 
 
 def test_a_party_whose_labels_are_not_used_needs_none(options):
-    found, facts = tried(tiny_parties(owner="b")[0], options, labels="b")
+    found, facts = try_settings(tiny_parties(owner="b")[0], options, labels="b")
     assert levels(found) == {"settings": "good", "disk": "good"}
     assert facts == {}
 
@@ -251,7 +251,7 @@ def test_a_party_whose_labels_are_not_used_needs_none(options):
 def test_a_class_without_a_training_node_is_a_warning(options):
     party = tiny_parties()[0]
     train = party.splits.train[party.labels[party.splits.train] != 1]
-    found, _ = tried(replace(party, splits=Splits(train, party.splits.validation, party.splits.test)), options)
+    found, _ = try_settings(replace(party, splits=Splits(train, party.splits.validation, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
     assert "1 of 3 classes have no training node" in found[1].text
 
@@ -259,15 +259,15 @@ def test_a_class_without_a_training_node_is_a_warning(options):
 def test_nothing_to_validate_with_is_a_warning(options):
     party = tiny_parties()[0]
     nobody = party.splits.validation[:0]
-    found, _ = tried(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), options)
+    found, _ = try_settings(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), options)
     assert levels(found)["labels"] == "warning"
     assert "no label for validation" in found[1].text
 
 
 def test_the_room_for_checkpoints_grows_with_the_model(options):
-    def needed(hidden):
-        found, _ = tried(tiny_parties()[0], options, hidden=hidden)
+    def find_needed_disk(hidden):
+        found, _ = try_settings(tiny_parties()[0], options, hidden=hidden)
         disk = next(finding.text for finding in found if finding.check == "disk")
         return float(disk.split("results need ")[1].split(" MB")[0])
 
-    assert needed(512) > needed(8) + 10
+    assert find_needed_disk(512) > find_needed_disk(8) + 10

@@ -5,32 +5,29 @@ The config of the node and the kit name the party, its data and its server. The 
 
 from __future__ import annotations
 
-from typing import Any
-
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from glasu.errors import GlasuError, TrainingError
 from glasu.integrations.flower.command import print_line, run_command
 from glasu.integrations.flower.settings import PartySettings
-from glasu.network.run_folder import read_report
+from glasu.network.run_folder import FinishedPart, read_report
 
 
-def take_part(settings: PartySettings) -> dict[str, Any]:
+def take_part(settings: PartySettings) -> FinishedPart:
     """Run `glasu join` to its end; return the report of the party."""
     with run_command(settings.build_command(), print_line) as joining:
         code = joining.wait()
     if code:
         raise TrainingError(f"glasu join ended with exit code {code}; see the lines above.")
-    return read_report(settings.folder)
+    return read_report(FinishedPart, settings.folder)
 
 
-def make_reply(report: dict[str, Any]) -> RecordDict:
+def make_reply(report: FinishedPart) -> RecordDict:
     """Return the reply to Flower: the cost of the run and the digest of the weights, but no data and no scores."""
-    traffic = report["traffic"]
     counts = ("bytes_to_server", "bytes_to_clients", "messages", "exchanges")
-    metrics = {**{name: int(traffic[name]) for name in counts}, "seconds": float(report["seconds"]["total"])}
-    facts = {"party": report["party"], "run": report["run"], "weights_sha256": report["weights_sha256"][0]}
+    metrics = {**{name: int(report.traffic[name]) for name in counts}, "seconds": report.seconds.total}
+    facts = {"party": report.party, "run": report.run, "weights_sha256": report.weights_sha256[0]}
     return RecordDict({"metrics": MetricRecord(metrics), "facts": ConfigRecord(facts)})
 
 

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
@@ -17,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower.command import ChildCommand, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
-from glasu.network.run_folder import open_serving, read_report
+from glasu.network.run_folder import FinishedTraining, open_serving, read_report
 from glasu.pki.kit import open_kit
 
 TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
@@ -96,10 +95,9 @@ def collect_replies(grid: Grid, waiting: set[str], serving: ChildCommand) -> lis
     return replies
 
 
-def check_weights(report: dict[str, Any], replies: Iterable[Message]) -> None:
+def check_weights(report: FinishedTraining, replies: Iterable[Message]) -> None:
     """Compare the weight digests that the parties sent over Flower and over the gRPC streams."""
-    names = [party["name"] for party in report["parties"]]
-    expected = dict(zip(names, report["weights_sha256"], strict=True))
+    expected = dict(zip((party.name for party in report.parties), report.weights_sha256, strict=True))
     received = {reply.content["facts"]["party"]: reply.content["facts"]["weights_sha256"] for reply in replies}
     if received != expected:
         raise ProtocolError(
@@ -107,9 +105,9 @@ def check_weights(report: dict[str, Any], replies: Iterable[Message]) -> None:
         )
 
 
-def summarize(report: dict[str, Any], replies: Iterable[Message]) -> list[str]:
+def summarize(report: FinishedTraining, replies: Iterable[Message]) -> list[str]:
     """Return the last lines of the log: test scores, and the cost of each party."""
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in report["test"].items() if isinstance(value, float))
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in report.test.items() if isinstance(value, float))
     lines = [f"glasu: test: {scores}"]
     for reply in replies:
         facts, metrics = reply.content["facts"], reply.content["metrics"]
@@ -132,7 +130,7 @@ def main(grid: Grid, context: Context) -> None:
         replies = collect_replies(grid, open_session(grid, nodes, session), serving)
         serving.wait()
         check_alive(serving)
-    report = read_report(settings.folder)
+    report = read_report(FinishedTraining, settings.folder)
     check_weights(report, replies)
     for line in summarize(report, replies):
         print_line(line)

@@ -12,7 +12,7 @@ from typing import Any
 
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, GlasuError, TransportError
-from glasu.network.connection_codes import ConnectionCode, Disconnection, describe
+from glasu.network.connection_codes import ConnectionCode, Disconnection, describe_end
 from glasu.network.findings import Finding, Level
 from glasu.network.options import JoinOptions, RoleOptions, ServeOptions
 from glasu.network.probe import probe
@@ -189,7 +189,9 @@ def check_connection(kit: Kit, address: str, now: datetime) -> tuple[Finding, bo
     if isinstance(found, Disconnection):
         may_come = found.code in (ConnectionCode.NOTHING_LISTENS, ConnectionCode.NO_ANSWER)
         advice = "; is the server running, and do all firewalls open the port?" if may_come else ""
-        return Finding("server", "bad", f"{address}: {describe(found, address, kit.ca_fingerprint)}{advice}"), may_come
+        return Finding(
+            "server", "bad", f"{address}: {describe_end(found, address, kit.ca_fingerprint)}{advice}"
+        ), may_come
     if found.role != "server":
         return Finding("server", "bad", f"the server at {address} is not a GLASU server"), False
     if error := find_pin_error(found, kit):

@@ -24,8 +24,3 @@ class AttackResult:
     chance: float  # the result of a random guess
     baseline: float  # the result with the role's own data and public facts, without messages
     detail: str = ""  # the size of the attacker's input
-
-    @property
-    def gain(self) -> float:
-        """How much the messages add to the baseline."""
-        return self.score - self.baseline
