@@ -4,10 +4,12 @@
 
 Every method tries the same grid of settings (GRID) on seeds 100 and 101, and the setting with the best mean validation
 accuracy runs on seeds 0 to N-1. Test scores of the search are not stored. The paper's splits, gcnii with four layers,
-raw features. GLASU takes four local steps per round after a warm start. Runs in the files are not repeated.
+raw features. GLASU takes four local steps per round, after a warm start ("glasu") or with party dropout ("glasu
+dropout"); `--joint` chooses. Runs in the files are not repeated.
 
 The table has the paired difference GLASU minus alternative in points and its 90 % interval (pairs.py). The last column
-is the share of GLASU's runs in which the joint model was selected, not the ensemble of the warm start.
+is the share of GLASU's runs in which the joint model was selected, not the ensemble of the warm start. Without a warm
+start there is no such choice.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ GRID: dict[str, tuple[Any, ...]] = {
 POINTS = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
 COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001}
 ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 100, "evaluate_every": 5}
-GLASU = {**COMMON, "num_local_steps": 4, "num_rounds": 60, "evaluate_every": 5, "warm_start": 100}
+FOUR_STEPS = {**COMMON, "num_local_steps": 4, "num_rounds": 60, "evaluate_every": 5, "method": "glasu"}
+JOINT = {"glasu": {**FOUR_STEPS, "warm_start": 100}, "glasu dropout": {**FOUR_STEPS, "party_dropout": 0.3}}
 ALONE = ("standalone", "ensemble", "smooth")  # the parties train once for all of these
-METHODS = ("centralized", *ALONE, "glasu")
+ALTERNATIVES = ("centralized", *ALONE)
 FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes", "selected")
 Row = dict[str, Any]
 
@@ -50,7 +53,7 @@ def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
     sections: dict[str, dict[str, Any]] = {
         "data": {"name": dataset, "features": "none"},
         "model": {"backbone": "gcnii"},
-        "train": {**(GLASU if method == "glasu" else ONE_STEP), "method": method, "seed": seed},
+        "train": {**JOINT.get(method, {**ONE_STEP, "method": method}), "seed": seed},
     }
     for name, value in POINTS[point].items():
         section, _, key = name.partition(".")
@@ -109,28 +112,29 @@ def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, ke
         append_rows(path, FIELDS, rows if keeps_test else [{**row, "test": ""} for row in rows])
 
 
-def choose_points(path: Path, dataset: str) -> dict[str, int]:
+def choose_points(path: Path, dataset: str, methods: Sequence[str]) -> dict[str, int]:
     """Return the point with the best mean validation accuracy for each method; the first one of equal points."""
-    found: dict[str, dict[int, list[float]]] = {method: {} for method in METHODS}
+    found: dict[str, dict[int, list[float]]] = {method: {} for method in methods}
     for row in read_rows(path):
-        if row["dataset"] == dataset:
+        if row["dataset"] == dataset and row["method"] in methods:
             found[row["method"]].setdefault(int(row["point"]), []).append(float(row["validation"]))
     return {method: max(sorted(scores), key=lambda point: fmean(scores[point])) for method, scores in found.items()}
 
 
 def compare(path: Path, dataset: str, points: Mapping[str, int], num_seeds: int) -> list[list[str]]:
     """Return the rows of the table for one data set."""
-    scores: dict[str, dict[int, float]] = {method: {} for method in METHODS}
+    scores: dict[str, dict[int, float]] = {method: {} for method in points}
+    joint_method = next(method for method in points if method in JOINT)
     joint, megabytes = [], []
     for row in read_rows(path):
         method, seed = row["method"], int(row["seed"])
-        if row["dataset"] == dataset and points[method] == int(row["point"]) and seed < num_seeds:
+        if row["dataset"] == dataset and points.get(method) == int(row["point"]) and seed < num_seeds:
             scores[method][seed] = 100 * float(row["test"])
-            if method == "glasu":
-                joint.append(row["selected"] == "joint")
+            if method == joint_method:
+                joint.append(row["selected"] != "ensemble")
                 megabytes.append(float(row["megabytes"]))
-    lines, own = [], scores["glasu"]
-    for method in METHODS[:-1]:
+    lines, own = [], scores[joint_method]
+    for method in ALTERNATIVES:
         differences = [own[seed] - scores[method][seed] for seed in sorted(own)]
         low, high, error = find_interval(differences)
         cells = [f"{fmean(own.values()):.1f}", f"{fmean(scores[method].values()):.1f}", f"{low:+.2f} to {high:+.2f}"]
@@ -143,16 +147,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1 of the comparison")
+    parser.add_argument("--joint", choices=tuple(JOINT), default="glasu", help="the method to compare with the others")
     parser.add_argument("--search", type=place, default=Path("search.csv"), metavar="FILE", help="runs of the search")
     parser.add_argument("--runs", type=place, default=Path("runs.csv"), metavar="FILE", help="runs of the comparison")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    lines = []
+    lines, methods = [], (*ALTERNATIVES, args.joint)
     for dataset in args.datasets:
         for point, seed in itertools.product(range(len(POINTS)), SEARCH_SEEDS):
-            ensure(args.search, dataset, dict.fromkeys(METHODS, point), seed, keeps_test=False)
-        points = choose_points(args.search, dataset)
+            ensure(args.search, dataset, dict.fromkeys(methods, point), seed, keeps_test=False)
+        points = choose_points(args.search, dataset, methods)
         for method, point in points.items():
             logging.info("%s %s: %s", dataset, method, POINTS[point])
         for seed in range(args.seeds):

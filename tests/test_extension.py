@@ -1,4 +1,8 @@
-"""An extension adds a choice to every seam without an edit of src; the server that loads it cannot import torch."""
+"""An extension adds a choice to every seam without an edit of src; the server that loads it cannot import torch.
+
+The fast suite trains over the network with the new task, with the new convolution and with all choices together. Every
+choice alone is in the slow suite.
+"""
 
 from __future__ import annotations
 

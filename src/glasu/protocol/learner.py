@@ -59,7 +59,6 @@ class NodeData:
                 features.
         """
         self.train, self.party, self.has_labels = config.train, party, has_labels
-        self.num_nodes = party.num_nodes
         self.preparation = prepare_features(config, party) if preparation is None else preparation
         self.dtype = getattr(torch, find_compute_dtype(config).name)
         self.task = make_task(config.train)
@@ -69,6 +68,10 @@ class NodeData:
         self._keeps_rows = find_sampler(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None
         self._prepared: NDArray[Any] | None = None  # all rows of a small dense matrix
+
+    @property
+    def num_nodes(self) -> int:
+        return self.party.num_nodes
 
     def features(self, nodes: NodeSet) -> Hidden:
         """Return the prepared rows of X_m at the nodes."""

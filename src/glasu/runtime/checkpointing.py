@@ -423,18 +423,25 @@ class SimulationCheckpoints:
             server: whether the run has a server.
             secrets: commitments of the parties' secrets, by party; None if no secrets were given.
         """
-        self.folder, self.telemetry, self.train = folder, telemetry, config.train
-        self._candidates = list_candidates(config)
+        self.config, self.telemetry = config, telemetry
         self._run = RunFile(config.flatten(), data, secrets or {})
         owner = f"a run with settings {config.digest()}"
-        self.store = Store(SimulationState, folder, owner, config.extensions())
+        self._saver = Saver(Store(SimulationState, folder, owner, config.extensions()))
         self._warm_store = Store(SimulationState, folder, owner, config.extensions(), kind=WARM)
         self._names: list[str | None] = [*data, None] if server else [*data]
-        self._saver = Saver(self.store)
         self._lock = threading.Lock()
         self._latest: dict[str | None, Any] = {}  # the last state by party; the key None is the server
         self._saved = 0  # round of the last checkpoint
         self._saved_steps = 0  # warm steps of the last checkpoint before round 0
+
+    @property
+    def store(self) -> Store[SimulationState]:
+        """The checkpoints after rounds."""
+        return self._saver.store
+
+    @property
+    def folder(self) -> Path:
+        return self.store.folder
 
     def open(self, *, fresh: bool = False) -> SimulationState | None:
         """Return the state to resume from, or None at the beginning; restore the telemetry.
@@ -448,7 +455,7 @@ class SimulationCheckpoints:
                 log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
         elif (there := self._find_this_run()) is not None:
             self._run = there
-        known, unused = self.store.open(self.train.checkpoint_every)
+        known, unused = self.store.open(self.config.train.checkpoint_every)
         for line in unused:
             log.warning("%s", line)
         self._write_run()
@@ -457,12 +464,13 @@ class SimulationCheckpoints:
         if self._saved:
             state = self.store.load(self._saved)
             progress = next(iter(state.clients.values())).progress
-            # Candidates of a preset differ in the number of rounds.
-            train = self._candidates[progress.race.candidate].train if progress.race is not None else self.train
-            log.info("resuming after %s.", progress.describe_position(progress.end(train)))
+            config = self.config
+            if progress.race is not None:  # candidates of a preset differ in the number of rounds
+                config = list_candidates(config)[progress.race.candidate]
+            log.info("resuming after %s.", progress.describe_position(progress.end(config.train)))
         elif warm:
             self._saved_steps, state = warm, self._warm_store.load(warm)
-            log.info("resuming after warm step %d of %d.", warm, self.train.warm_start)
+            log.info("resuming after warm step %d of %d.", warm, self.config.train.warm_start)
         if state is not None:
             self._latest.update(state.clients)
             if state.server is not None:
