@@ -33,7 +33,7 @@ from glasu.data.party import PartyData
 from glasu.model.dropout import make_no_dropout
 from glasu.protocol.client import Client
 from glasu.protocol.training import client_script, server_script
-from glasu.runtime.inprocess import Running, open_client_map, run_together
+from glasu.runtime.inprocess import ScriptRun, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -80,8 +80,8 @@ def build(config: RunConfig, parties: Sequence[PartyData]) -> list[Client]:
 def run(clients: Sequence[Client]) -> None:
     """Train to the end."""
     server = make_server(clients[0].config, clients)
-    running = [Running(client.name, client_script(client), client.watch) for client in clients]
-    serving = Running("server", server_script(server), Stopwatch(time.perf_counter))
+    running = [ScriptRun(client.name, client_script(client), client.watch) for client in clients]
+    serving = ScriptRun("server", server_script(server), Stopwatch(time.perf_counter))
     run_together(serving, running, TrafficCounter())
 
 

@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from glasu.experiments.partitions import find_undivided, list_ways, make_settings
+from glasu.experiments.partitions import find_undivided, list_partition_names, make_settings
 from glasu.experiments.plan import DATASETS
 from glasu.experiments.trial import Terms, run_trial
 from tables import markdown, place, positive, show
@@ -25,7 +25,7 @@ TUNED = ("standalone", "glasu", "centralized")
 
 def list_cases(dataset: str) -> Iterator[tuple[str, str]]:
     """Yield the partitions and methods to tune; the other partitions use the learning rates of the first partition."""
-    for partition in [way for way in list_ways(dataset) if way in (find_undivided(dataset), "apart")]:
+    for partition in [way for way in list_partition_names(dataset) if way in (find_undivided(dataset), "apart")]:
         for method in TUNED:
             if method != "centralized" or partition != "apart":
                 yield partition, method

@@ -14,7 +14,7 @@ from glasu.protocol.client import Client
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import Event, RoundDone, Save
 from glasu.protocol.training import client_script, server_script
-from glasu.runtime.inprocess import Running, run_together
+from glasu.runtime.inprocess import ScriptRun, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -84,8 +84,8 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     clients = make_clients(config, parties, clock)
     batches = [_record_batches(client) for client in clients]
     server = make_server(config, clients)
-    running = [Running(client.name, client_script(client), client.watch) for client in clients]
-    serving = Running("server", server_script(server), watch, observe, "communication")
+    running = [ScriptRun(client.name, client_script(client), client.watch) for client in clients]
+    serving = ScriptRun("server", server_script(server), watch, observe, "communication")
     run_together(serving, running, meter)
     (start, before, sent, met), (stop, after, sent_then, met_then) = marks
     count, seconds = last - WINDOW, stop - start

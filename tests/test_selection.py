@@ -13,7 +13,7 @@ from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.sources.demo import draw_news_service
 from glasu.protocol.requests import Evaluated
 from glasu.protocol.training import client_script
-from glasu.runtime.inprocess import Running, run_alone
+from glasu.runtime.inprocess import ScriptRun, run_alone
 from glasu.runtime.simulation import make_clients, make_server, prepare_run
 from support.monolith import run_roles
 from support.tiny import simulate
@@ -113,7 +113,7 @@ def test_every_party_reads_the_test_labels_once_after_all_else(keys):
         run_roles(clients, server, see, lambda action: see(None, action))
     else:
         run_alone(
-            [Running(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
+            [ScriptRun(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
         )
     readers = [client for client in clients if client.party.labels is not None]
     assert len(readers) == (1 if "labels" in keys or keys.get("method") == "centralized" else 3)

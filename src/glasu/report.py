@@ -21,7 +21,7 @@ from glasu.config import Override, RunConfig
 
 if TYPE_CHECKING:  # these load numpy, which `glasu provision` does without
     from glasu.data.preprocessing import Preparation
-    from glasu.privacy.accounting import Spent
+    from glasu.privacy.accounting import SpentEpsilon
     from glasu.privacy.ledger import Ledger
 
 
@@ -267,7 +267,7 @@ class RowPrivacy(JsonRecord):
     """The differential privacy of the released rows of one party."""
 
     party: str
-    spent: Spent
+    spent: SpentEpsilon
     holds: bool = True  # False if the noise is derived from `train.seed`, which is public
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from glasu.errors import ConfigError, DataError, GlasuError, TrainingError
 from glasu.experiments import reproduce, results, tables
 from glasu.experiments.figures import average_curves
 from glasu.experiments.partitions import COLUMNS as PARTITION_COLUMNS
+from glasu.experiments.partitions import PARTITION_KEYS, make_settings
 from glasu.experiments.partitions import SETTINGS as PARTITION_SETTINGS
-from glasu.experiments.partitions import WAYS, make_settings
 from glasu.experiments.plan import (
     DATASETS,
     METHOD_SETTINGS,
@@ -61,7 +61,7 @@ def small(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
 
 def small_divided(dataset: str, partition: str, method: str) -> RunConfig:
     """Return settings of four rounds on a divided graph of sixty nodes."""
-    config = small(dataset, "glasu-1").replace(data={"partition": partition, **WAYS.get(partition, {})})
+    config = small(dataset, "glasu-1").replace(data={"partition": partition, **PARTITION_KEYS.get(partition, {})})
     return config.replace(train={"method": method})
 
 
@@ -454,9 +454,11 @@ def test_the_table_of_partitions_pairs_every_method_with_glasu(partitions, tmp_p
     done, _ = run_all(folder, "partitions", seeds=3)
     (table,) = done.tables
     assert (table.title, table.headings) == ("Partitions", PARTITION_HEADS)
-    assert [row[1:3] for row in table.rows] == [(way, labels) for way in WAYS for labels in ("all", "a")]
+    assert [row[1:3] for row in table.rows] == [(way, labels) for way in PARTITION_KEYS for labels in ("all", "a")]
     found = {(row["method"], row["setting"].split(" M=")[0], int(row["seed"])): row for row in rows(folder)}
-    assert len(found) == 3 * (6 * len(WAYS) + 1)  # 4 methods with labels everywhere, 2 at one party, pooled data once
+    assert len(found) == 3 * (
+        6 * len(PARTITION_KEYS) + 1
+    )  # 4 methods with labels everywhere, 2 at one party, pooled data once
     for row in table.rows:
         _, partition, labels, *_ = row
         cells = dict(zip(table.headings, row, strict=True))
@@ -482,7 +484,7 @@ def test_the_table_of_partitions_pairs_every_method_with_glasu(partitions, tmp_p
 
 def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_owner(partitions):
     shown = {row[1:3]: row[3].split(" (")[0] for row in partitions.done.tables[0].rows}
-    for partition in WAYS:
+    for partition in PARTITION_KEYS:
         report = glasu.train(load_parties(config := small_divided("synthetic", partition, "standalone")), config)
         validation = [*report.validation.per_client, *report.validation.per_client_propagation]
         test = [*report.test.per_client, *report.test.per_client_propagation]

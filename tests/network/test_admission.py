@@ -13,8 +13,8 @@ from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_proce
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
 from glasu.network.log_lines import MAX_REASON, make_printable
+from glasu.network.recorded_heads import RecordedHeads
 from glasu.network.run_folder import open_joining, open_serving
-from glasu.network.witness import Witness
 from glasu.records import to_plain
 from support.controls import pack_control
 from support.tiny import tiny
@@ -25,7 +25,7 @@ FACTS = collect_server_facts("training", parties=2)
 @pytest.fixture
 def admission(tmp_path):
     state, served = open_serving(tmp_path), make_served_run()
-    return Admission(served, Refuse(served, Fence(state), Witness(state, served.run)))
+    return Admission(served, Refuse(served, Fence(state), RecordedHeads(state, served.run)))
 
 
 def make_served_run():

@@ -42,7 +42,7 @@ class FakeLine:
         threading.Thread(target=lambda: self.deliver(*events), daemon=True).start()
 
     def _collect(self):
-        self.sent.extend(self.stream.outgoing())
+        self.sent.extend(self.stream.yield_frames())
 
     def deliver(self, *events):
         for event in events:
@@ -59,14 +59,14 @@ class Server:
         self.visits, self.lines, self.pauses, self.log = list(visits), [], [], []
         self.now = None
 
-    def open_line(self, kit, address, stream, arrive):
+    def connect(self, kit, address, stream, arrive):
         events = self.visits.pop(0) if self.visits else ()
         self.lines.append(FakeLine(stream, arrive, events))
         return self.lines[-1]
 
     def session(self, wait=600.0, decline=None, **options):
         options = {"sleep": self.pauses.append, "jitter": lambda: 1.0, **options}
-        dialing = Dialing(KIT, "localhost:1", wait, logger(self.log), open_line=self.open_line, **options)
+        dialing = Dialing(KIT, "localhost:1", wait, logger(self.log), connect=self.connect, **options)
         return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
 
 

@@ -16,7 +16,6 @@ from glasu.network.control import (
     Failed,
     Goodbye,
     Hello,
-    LastWord,
     Notice,
     PartyResult,
     ProposedAttempt,
@@ -24,6 +23,7 @@ from glasu.network.control import (
     Statement,
     StatementRequest,
     Stopped,
+    StreamEnd,
     Welcome,
     describe_start,
     pack_control,
@@ -79,7 +79,7 @@ def test_every_kind_refuses_an_unknown_field_and_names_itself(kind):
         read_control(controls.pack_control(kind, protocol=PROTOCOL, **{"else": 1}), CONTROL_BYTES)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in CONTROLS.values() if issubclass(cls, LastWord)])
+@pytest.mark.parametrize("cls", [cls for cls in CONTROLS.values() if issubclass(cls, StreamEnd)])
 def test_every_last_word_needs_a_code_and_is_printable_and_short(cls):
     kind = cls.__name__
     with pytest.raises(ProtocolError, match="code: is missing"):

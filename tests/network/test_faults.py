@@ -132,7 +132,7 @@ def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, t
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
     lines = {name: break_lines_after([3 + index] * 4) for index, name in enumerate("abc")}
-    for role in [cluster.join(name, open_line=lines[name]) for name in "abc"]:
+    for role in [cluster.join(name, connect=lines[name]) for name in "abc"]:
         role.outcome()
     assert_same_run(server.outcome(), simulate_with_secrets(parties, config).report)
     assert json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"] == 1

@@ -36,7 +36,7 @@ def come(party, fence, *, begun=True):
     fence.admit("a", describe_process(party.value))
     note_welcome(party)
     if begun:
-        fence.settle()
+        fence.record_attempt()
         note_welcome(party, begun=True)
 
 
@@ -136,9 +136,9 @@ def test_a_record_that_starts_over_while_it_is_updated_becomes_durable_as_a_whol
         time.sleep(0.05)
 
     monkeypatch.setattr("os.fsync", fsync)
-    settling = Role("settle", state.settle)
+    writing_state = Role("write", state.write_pending)
     assert writing.wait(20)
     Role("update", lambda: state.update(attempt=1)).outcome(20)
-    settling.outcome(20)
+    writing_state.outcome(20)
     found = open_serving(tmp_path / "server").value
     assert (found.run, found.attempt) == ("new", 1)

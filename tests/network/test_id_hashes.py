@@ -24,7 +24,7 @@ from glasu.network.join import join
 from glasu.network.options import JoinOptions
 from glasu.network.prediction_party import PredictionParty, Query
 from glasu.network.training_party import TrainingParty
-from glasu.network.transport import Line
+from glasu.network.transport import ClientStream
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Partial
@@ -142,23 +142,23 @@ class Recorder:
 
     def _dial(self, purpose: Any) -> Dialing:
         options = purpose.options
-        return Dialing(options.kit, options.server, options.wait, options.log, open_line=self._open_line)
+        return Dialing(options.kit, options.server, options.wait, options.log, connect=self._open_line)
 
-    def _open_line(self, kit: Any, address: str, stream: Any, arrive: Any) -> Line:
-        outgoing = stream.outgoing
+    def _open_line(self, kit: Any, address: str, stream: Any, arrive: Any) -> ClientStream:
+        outgoing = stream.yield_frames
 
         def send() -> Iterator[bytes]:
             for frame in outgoing():
                 self.frames.append(frame)
                 yield frame
 
-        def receive(line: Line, event: Any) -> None:
+        def receive(line: ClientStream, event: Any) -> None:
             if isinstance(event, bytes):
                 self.frames.append(event)
             arrive(line, event)
 
-        stream.outgoing = send
-        return Line(kit, address, stream, receive)
+        stream.yield_frames = send
+        return ClientStream(kit, address, stream, receive)
 
 
 def rename(party, kind):

@@ -468,7 +468,7 @@ def test_another_content_under_a_known_key_stops_the_run_whatever_the_policy():
     role.join(20)
     assert isinstance(role.error(), EquivocationError)
     assert str(role.error()).count("SHA-256") == 1
-    assert not desk.session.set_aside(role.error())
+    assert not desk.session.drop_sender(role.error())
 
 
 @pytest.mark.parametrize("when", ["before its turn", "at its turn"])
@@ -489,7 +489,7 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
     error = role.error()
     assert type(error) is ProtocolError
     assert re.search("party 'b': training round 0 .* received twice", str(error))
-    assert desk.session.set_aside(error)
+    assert desk.session.drop_sender(error)
     assert b.last_word().fields["code"] == "invalid_message"
     assert desk.session.list_connected() == {"a": True, "b": False}
 
@@ -540,14 +540,14 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
         b.send_message(partial(1))
         role.outcome(20)
         error = ProtocolError("NaN in its tensor", party="b")
-        assert not desk.session.set_aside(ProtocolError("of nobody"))
+        assert not desk.session.drop_sender(ProtocolError("of nobody"))
     else:
         role.join(20)
         error = role.error()
     if when == "at its header":
         assert isinstance(error, RestartAttempt)
     else:
-        assert desk.session.set_aside(error)
+        assert desk.session.drop_sender(error)
     word = b.last_word()
     assert (word.kind, word.fields["code"]) == ("Refused", "invalid_message")
     assert desk.session.list_connected() == {"a": True, "b": False}
@@ -561,7 +561,7 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
 def test_without_waiting_an_error_of_the_script_is_not_set_aside():
     desk = Desk()
     desk.run()
-    assert not desk.session.set_aside(ProtocolError("NaN in its tensor", party="b"))
+    assert not desk.session.drop_sender(ProtocolError("NaN in its tensor", party="b"))
 
 
 NOISE = st.one_of(

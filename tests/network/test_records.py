@@ -104,13 +104,13 @@ def test_a_state_file_keeps_every_field(tmp_path):
     assert open_joining(tmp_path, "b").value == joining.value
 
 
-def test_a_state_that_starts_over_reaches_the_disk_when_it_is_settled(tmp_path):
+def test_a_state_that_starts_over_reaches_the_disk_when_it_is_written(tmp_path):
     state = open_serving(tmp_path)
     state.update(run="00", attempt=4)
     state.start_over()
     state.update(run="11")
     assert open_serving(tmp_path).value.run == "00"
-    state.settle()
+    state.write_pending()
     assert (open_serving(tmp_path).value.run, open_serving(tmp_path).value.attempt) == ("11", 0)
 
 

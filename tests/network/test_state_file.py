@@ -86,11 +86,11 @@ def test_a_checkpoint_is_durable_before_the_first_message_of_the_next_round(keys
 
 def test_the_test_before_notices_a_role_that_does_not_wait(kits, tmp_path, monkeypatch):
     class HastyServer(TrainingServer):
-        def settle(self):
+        def wait_until_durable(self):
             pass
 
     class HastyParty(TrainingParty):
-        def settle(self):
+        def wait_until_durable(self):
             pass
 
     config, parties = tiny(num_rounds=4)

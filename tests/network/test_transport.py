@@ -31,8 +31,8 @@ from glasu.network.transport import (
     AMBIGUOUS,
     CODE_KEY,
     HELLO_WITHIN,
+    ClientStream,
     FrameStream,
-    Line,
     Listener,
     SessionLock,
     read_details,
@@ -248,7 +248,7 @@ def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
     ended: SimpleQueue = SimpleQueue()
     own = open_kit(kits / "a")
     silent = [
-        Line(own, f"localhost:{desk.port}", FrameStream(SessionLock()), lambda line, event: ended.put(event))
+        ClientStream(own, f"localhost:{desk.port}", FrameStream(SessionLock()), lambda line, event: ended.put(event))
         for _ in range(12)
     ]
     assert ended.get(timeout=60).code is ConnectionCode.BUSY
@@ -331,13 +331,13 @@ from types import SimpleNamespace
 import grpc
 from glasu.errors import TransportError
 from glasu.pki.kit import open_kit
-from glasu.network.transport import FrameStream, Line, Listener, SessionLock
+from glasu.network.transport import FrameStream, ClientStream, Listener, SessionLock
 kit = open_kit(Path(sys.argv[1]))
 try:
     if kit.role == "server":
         Listener(None, kit, "127.0.0.1:0")
     else:
-        Line(kit, "localhost:1", FrameStream(SessionLock()), print)
+        ClientStream(kit, "localhost:1", FrameStream(SessionLock()), print)
 except TransportError as error:
     print(error)
 """
@@ -409,7 +409,7 @@ class Endless(FrameStream):
 
     num_sent = 0
 
-    def outgoing(self):
+    def yield_frames(self):
         while self.is_open:
             yield pack_frame(PIECE, bytes(MAX_PIECE), number=1)
             self.num_sent += 1
@@ -429,7 +429,7 @@ def test_a_writer_sleeps_while_its_stream_has_nothing_to_send():
     changed, channel, sent = SessionLock(), CountingChannel(), []
     stream = FrameStream(changed)
     stream.attach(channel)
-    writer = Thread(target=lambda: sent.extend(stream.outgoing()), daemon=True)
+    writer = Thread(target=lambda: sent.extend(stream.yield_frames()), daemon=True)
     writer.start()
     wait_for(lambda: channel.num_looks == 1)
     for _ in range(50):  # frames of other parties
@@ -454,7 +454,9 @@ def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
     with Listener(host, open_kit(kits / "server", "server"), "127.0.0.1:0") as listener:
         listener.start()
         stream = Endless(SessionLock())
-        line = Line(open_kit(kits / "a", "party"), f"localhost:{listener.port}", stream, lambda line, event: None)
+        line = ClientStream(
+            open_kit(kits / "a", "party"), f"localhost:{listener.port}", stream, lambda line, event: None
+        )
         try:
             wait_for(lambda: host.num_read > 400, 60)  # gRPC would widen its window meanwhile
             host.reads.clear()

@@ -21,7 +21,7 @@ from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, Partial, SetSize
 from glasu.protocol.requests import Aligning
 from glasu.protocol.state import Identity
-from glasu.runtime.inprocess import Running, run_together
+from glasu.runtime.inprocess import ScriptRun, run_together
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Phase
@@ -37,12 +37,12 @@ def clock() -> float:
 def align(sets, chunk_rows=4, max_ids=1000, carry=None, observe=None, secrets=SECRETS):
     """Align lists of ids in this process; return the comparison and the alignments."""
     names, limits = tuple("abcdefgh"[: len(sets)]), SetLimits(chunk_rows, max_ids)
-    server = Running("server", server_alignment(Identity(names, "all", SERVER, RUN), limits), Stopwatch(clock))
+    server = ScriptRun("server", server_alignment(Identity(names, "all", SERVER, RUN), limits), Stopwatch(clock))
     scripts = (
         client_alignment(Identity(names, "all", index, RUN), ids, Blinding(secrets[index]), limits)
         for index, ids in enumerate(sets)
     )
-    clients = [Running(name, each, Stopwatch(clock), observe) for name, each in zip(names, scripts, strict=True)]
+    clients = [ScriptRun(name, each, Stopwatch(clock), observe) for name, each in zip(names, scripts, strict=True)]
     run_together(server, clients, TrafficCounter(), carry=carry)
     return server.result, [client.result for client in clients]
 

@@ -290,9 +290,9 @@ def test_a_client_alone_stops_by_its_own_scores():
 def test_selection_keeps_the_earlier_of_equals_and_the_latest_where_there_is_no_score():
     selection = Selection()
     for index, score in enumerate([0.3, 0.5, 0.5, 0.4], start=1):
-        selection = selection.after(score, index)
+        selection = selection.add_score(score, index)
     assert (selection.best, selection.best_round, selection.evaluations_since) == (0.5, 2, 2)
-    blind = Selection().after(float("nan"), 1).after(float("nan"), 2)
+    blind = Selection().add_score(float("nan"), 1).add_score(float("nan"), 2)
     assert (blind.best_round, blind.evaluations_since) == (2, 0)
 
 

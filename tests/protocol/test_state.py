@@ -238,7 +238,7 @@ def test_a_restarted_client_makes_the_same_noise_again():
 
         def see(message):
             if isinstance(message, Partial) and message.key.phase is Phase.TRAINING:
-                sent[message.key.about()] = message.value.tobytes()
+                sent[message.key.pack_without_attempt()] = message.value.tobytes()
             return message
 
         with open_client_map():

@@ -12,7 +12,7 @@ from glasu.errors import ConfigError, TrainingError
 from glasu.protocol.messages import Metrics, Scores
 from glasu.protocol.requests import Evaluated, WarmStepDone
 from glasu.protocol.warm_start import take_warm_steps
-from glasu.runtime.inprocess import Running, open_client_map, run_alone
+from glasu.runtime.inprocess import ScriptRun, open_client_map, run_alone
 from glasu.runtime.simulation import make_clients
 from glasu.runtime.trained_model import TrainedModel
 from support.monolith import Monolith, assert_same, identical, run, settings, tiny_parties
@@ -29,7 +29,7 @@ def warm_up(config, parties, actions=None):
     before = [client.learner.weights() for client in clients]
     observe = None if actions is None else actions.append
     with open_client_map():
-        run_alone([Running(client.name, take_warm_steps(client), client.watch, observe) for client in clients])
+        run_alone([ScriptRun(client.name, take_warm_steps(client), client.watch, observe) for client in clients])
     return clients, before
 
 

@@ -28,7 +28,7 @@ from glasu.protocol.requests import (
     Timed,
 )
 from glasu.runtime.drive import Finished, advance, check_contribution, drive, to_actions
-from glasu.runtime.inprocess import Running
+from glasu.runtime.inprocess import ScriptRun
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
@@ -376,7 +376,7 @@ def test_a_message_of_another_kind_is_refused():
 
 
 def test_a_client_refuses_an_answer_to_another_message():
-    client = Running("a", request_all(Receive((Joint,), ASKED)), NO_WATCH)
+    client = ScriptRun("a", request_all(Receive((Joint,), ASKED)), NO_WATCH)
     client.run(deque())
     with pytest.raises(ProtocolError, match="got Joint for training round 9"):
         client.run(deque([joint(round=9)]))

@@ -18,7 +18,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.protocol.learner import Batch
 from glasu.protocol.requests import RoundDone
 from glasu.protocol.training import client_script, server_script
-from glasu.runtime.inprocess import Running, run_together
+from glasu.runtime.inprocess import ScriptRun, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -76,8 +76,8 @@ def train_noted(config, perform=lambda action: None):
     for client, data in zip(clients, noted, strict=True):
         client.learner.data = data
     server = make_server(config, clients)
-    running = [Running(client.name, client_script(client), client.watch) for client in clients]
-    serving = Running("server", server_script(server), Stopwatch(lambda: 0.0), perform)
+    running = [ScriptRun(client.name, client_script(client), client.watch) for client in clients]
+    serving = ScriptRun("server", server_script(server), Stopwatch(lambda: 0.0), perform)
     with suppress(KeyboardInterrupt):
         run_together(serving, running, TrafficCounter())
     return clients, [data.rounds for data in noted]

@@ -119,7 +119,7 @@ class Cluster:
         name: str,
         role: type[TrainingParty] = TrainingParty,
         performer: type[PartyPerformer] = PartyPerformer,
-        open_line: Any = None,
+        connect: Any = None,
         **options: Any,
     ) -> Role:
         """Start a party of a training. Its outcome is the content of report.json."""
@@ -128,8 +128,8 @@ class Cluster:
             used, party = self._join_options(name, options)
             made = role(used, party)
             dialing = None
-            if open_line is not None:
-                dialing = Dialing(used.kit, used.server, used.wait, used.log, open_line=open_line)
+            if connect is not None:
+                dialing = Dialing(used.kit, used.server, used.wait, used.log, connect=connect)
             join(made, performer, dialing)
             return json.loads((used.out / "report.json").read_text())
 

@@ -24,7 +24,7 @@ from glasu.protocol.messages import Message
 from glasu.protocol.requests import Evaluating, Event, RoundDone, Save, Script
 from glasu.protocol.server import Server
 from glasu.protocol.training import client_script, server_script
-from glasu.runtime.inprocess import Running, open_client_map, run_together
+from glasu.runtime.inprocess import ScriptRun, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
@@ -257,8 +257,8 @@ def run_roles(
     carry: Callable[[Message], Message] | None = None,
 ) -> None:
     """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
-    running = [Running(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
-    serving = Running("server", server_script(server), watch or Stopwatch(lambda: 0.0), see_server, "communication")
+    running = [ScriptRun(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
+    serving = ScriptRun("server", server_script(server), watch or Stopwatch(lambda: 0.0), see_server, "communication")
     run_together(serving, running, meter or TrafficCounter(), carry=carry)
 
 
@@ -271,8 +271,8 @@ def run_scripts(
 ) -> list[Any]:
     """Run scripts against each other without saves and events; return the clients' results."""
     watch = Stopwatch(lambda: 0.0)
-    running = [Running(chr(ord("a") + index), script, watch) for index, script in enumerate(clients)]
-    run_together(Running("server", server, watch), running, meter or TrafficCounter(), carry=carry)
+    running = [ScriptRun(chr(ord("a") + index), script, watch) for index, script in enumerate(clients)]
+    run_together(ScriptRun("server", server, watch), running, meter or TrafficCounter(), carry=carry)
     return [client.result for client in running]
 
 

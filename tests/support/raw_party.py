@@ -12,7 +12,7 @@ from glasu.network.connection_codes import Disconnection
 from glasu.network.frames import CONTROL, MAX_PIECE, PIECE, Frame, pack_frame, read_frame
 from glasu.network.roster import Attempt
 from glasu.network.server_session import ServerSession
-from glasu.network.transport import FrameStream, Line, SessionLock
+from glasu.network.transport import ClientStream, FrameStream, SessionLock
 from glasu.pki.kit import Kit
 from support.controls import Control, hello, pack_control, read_control
 from support.roles import Role
@@ -35,7 +35,7 @@ class RawParty:
         self.writer.start()
 
     def _listen(self) -> None:
-        self.heard.extend(map(read_frame, self.stream.outgoing()))
+        self.heard.extend(map(read_frame, self.stream.yield_frames()))
 
     def send(self, *frames: bytes) -> None:
         """Send unchanged frames."""
@@ -120,7 +120,7 @@ def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnectio
     arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
     stream = FrameStream(SessionLock())
     stream.send(hello())
-    line = Line(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
+    line = ClientStream(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
     try:
         return arrived.get(timeout=60)
     finally:

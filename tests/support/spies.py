@@ -36,7 +36,7 @@ class Spy:
         self.extracted.append((joint.clone(), partial.clone(), others.clone()))
         return others
 
-    def among(self, num_present: int) -> Spy:
+    def with_clients(self, num_present: int) -> Spy:
         assert num_present == self.inner.num_clients  # spies record rounds in which all clients are present
         return self
 

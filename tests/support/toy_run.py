@@ -24,7 +24,7 @@ from glasu.network.handshake import Payload, RefusalError
 from glasu.network.id_keys import IdShare
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
-from glasu.network.transport import Line, Listener
+from glasu.network.transport import ClientStream, Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import Head
 from glasu.protocol.messages import Joint, Partial
@@ -112,7 +112,7 @@ class ToyServerHandshake:
     def find_comparison(self, prepared: Sequence[str]) -> None:
         return None
 
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         pass
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
@@ -333,13 +333,13 @@ class Federation:
         assert [result["digest"] for result in server.outcome()] == self.toy.compute_expected_digests()
 
 
-def break_lines_after(limits: Sequence[int | None]) -> Callable[..., Line]:
-    """Return an `open_line` whose streams break after this number of frames in both directions; None: never."""
+def break_lines_after(limits: Sequence[int | None]) -> Callable[..., ClientStream]:
+    """return a `connect` function whose streams break after this number of frames in both directions; None: never."""
     left, lock = list(limits), threading.Lock()
 
-    def open_line(kit: Any, address: str, stream: Any, arrive: Any) -> Line:
+    def connect(kit: Any, address: str, stream: Any, arrive: Any) -> ClientStream:
         limit, count = (left.pop(0) if left else None), 0
-        holder: list[Line] = []
+        holder: list[ClientStream] = []
         ready = threading.Event()
 
         def step() -> bool:
@@ -352,7 +352,7 @@ def break_lines_after(limits: Sequence[int | None]) -> Callable[..., Line]:
             ready.wait(5)
             threading.Thread(target=holder[0].close, daemon=True).start()
 
-        outgoing = stream.outgoing
+        outgoing = stream.yield_frames
 
         def send_until_break() -> Any:
             for frame in outgoing():
@@ -361,17 +361,17 @@ def break_lines_after(limits: Sequence[int | None]) -> Callable[..., Line]:
                     return
                 yield frame
 
-        stream.outgoing = send_until_break
+        stream.yield_frames = send_until_break
 
-        def arrive_until_break(line: Line, event: Any) -> None:
+        def arrive_until_break(line: ClientStream, event: Any) -> None:
             if isinstance(event, bytes) and step():
                 break_line()
                 return
             arrive(line, event)
 
-        line = Line(kit, address, stream, arrive_until_break)
+        line = ClientStream(kit, address, stream, arrive_until_break)
         holder.append(line)
         ready.set()
         return line
 
-    return open_line
+    return connect

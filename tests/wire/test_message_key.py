@@ -155,7 +155,7 @@ class Witness(TrafficCounter):
 
     def count_to_server(self, message):
         super().count_to_server(message)
-        self.contents[message.key.about()].add(encode(message))
+        self.contents[message.key.pack_without_attempt()].add(encode(message))
 
 
 def test_one_key_has_one_content_also_in_runs_on_other_data_and_in_predictions_of_other_nodes():

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
 def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     from glasu.network.join import join
     from glasu.network.training_party import TrainingParty
-    from glasu.privacy.accounting import Spent
+    from glasu.privacy.accounting import SpentEpsilon
     from glasu.records import read_record
 
     report = join(TrainingParty(options, party))
@@ -96,7 +96,7 @@ def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
     sent = report.traffic.bytes_to_server / 1e6
     print(f"{party.name}: finished; this party sent {sent:.1f} MB. Weights SHA-256 {report.weights_sha256[0]}")
     if (spent := report.privacy.differential_privacy) is not None:
-        print(f"{party.name}: {read_record(Spent, spent, 'report.json', partial=True)}.")
+        print(f"{party.name}: {read_record(SpentEpsilon, spent, 'report.json', partial=True)}.")
 
 
 def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Namespace) -> None:

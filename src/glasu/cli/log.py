@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from glasu.cli.arguments import format_event
-from glasu.cli.progress import Patience, describe_evaluation, describe_progress, print_lines
+from glasu.cli.progress import LineTimer, describe_evaluation, describe_progress, print_lines
 from glasu.network.options import Status
 from glasu.protocol.requests import Aligning, Evaluated, Evaluating, WarmStepDone
 
@@ -80,7 +80,7 @@ class Log(_Receiver):
         super().__init__(logging.INFO)
         self._command, self._role, self._now = args.command, role, now
         self._as_json, self._quiet = args.log_format == "json", args.quiet
-        self._write_lock, self._patience = threading.Lock(), Patience(clock)
+        self._write_lock, self._patience = threading.Lock(), LineTimer(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record, even if quiet."""

@@ -41,7 +41,7 @@ def describe_progress(event: Evaluating | WarmStepDone) -> str:
     return f"{event.party}: evaluating, {100 * event.share:.0f} % done"
 
 
-class Patience:
+class LineTimer:
     """Measures the time since the last line, so that a slow run writes a line at regular intervals."""
 
     def __init__(self, clock: Clock) -> None:
@@ -80,7 +80,7 @@ def show_progress(
         yield None
         return
     if not console.is_terminal:
-        patience = Patience(time.monotonic)
+        patience = LineTimer(time.monotonic)
 
         def write(event: Event) -> None:
             print_lines(introduction)

@@ -118,7 +118,7 @@ def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int
     return [*(slice(start, stop) for start, stop in bounds), slice(0)]
 
 
-def _keep_edges_at_the_last(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
+def _give_edges_to_last_client(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
     """Give all edges to the last client, and none to the others."""
     empty = Graph(np.zeros(graph.num_nodes + 1, np.int64), np.empty(0, np.int32))
     return [*[empty] * (data.num_clients - 1), graph]
@@ -211,7 +211,7 @@ PARTITIONS: dict[str, Partition] = {
     "features": Partition(  # the partition of the paper
         _cut_columns, _keep_fractions, ("edge_fraction",), True, lambda data: data.edge_fraction < 1
     ),
-    "apart": Partition(_cut_columns_for_all_but_one, _keep_edges_at_the_last, draws=lambda data: False),
+    "apart": Partition(_cut_columns_for_all_but_one, _give_edges_to_last_client, draws=lambda data: False),
     "relations": Partition(_refuse_one_graph, _keep_fractions, keeps_parties=True),
     "importance": Partition(_draw_columns, _keep_fractions, ("edge_fraction", "concentration")),
     "correlation": Partition(_cluster_columns, _keep_fractions, ("edge_fraction", "correlation")),

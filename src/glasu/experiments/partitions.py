@@ -20,7 +20,7 @@ COLUMNS = {  # heading -> method
     "pooled": "centralized",
 }
 COMPARED = "GLASU"  # the other columns are compared with this one
-WAYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
+PARTITION_KEYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
     "features": {},
     "apart": {},
     "importance": {"concentration": 1.0},
@@ -68,19 +68,19 @@ SETTINGS: dict[str, Sections] = {
 LEARNING_RATES = {("cora", "apart"): 0.1}
 
 
-def list_ways(dataset: str) -> tuple[str, ...]:
+def list_partition_names(dataset: str) -> tuple[str, ...]:
     """Return the partitions of a data set. A data set that consists of parties has only one."""
-    return ("relations",) if dataset in PARTIES else tuple(WAYS)
+    return ("relations",) if dataset in PARTIES else tuple(PARTITION_KEYS)
 
 
 def find_undivided(dataset: str) -> str:
     """Return the partition in the settings of pooled runs, which do not divide the data."""
-    return list_ways(dataset)[0]
+    return list_partition_names(dataset)[0]
 
 
 def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
     """Yield the rows of a data set: a partition, and the owner of the labels or "all"."""
-    for partition in list_ways(dataset):
+    for partition in list_partition_names(dataset):
         for labels in ("all", find_owner(dataset)):
             yield partition, labels
 
@@ -94,7 +94,7 @@ def make_settings(dataset: str, partition: str, method: str) -> RunConfig:
     """Return the settings of a method on a divided data set, with labels everywhere."""
     chosen = SETTINGS.get(dataset, {})
     config = RunConfig.from_dict({"data": {"name": dataset}, **chosen}).replace(
-        data={"partition": partition, **WAYS.get(partition, {})}, train={"method": method}
+        data={"partition": partition, **PARTITION_KEYS.get(partition, {})}, train={"method": method}
     )
     if partition == "apart" and dataset in BINARY:  # few columns: one party has all of them, another all edges
         config = config.replace(data={"num_clients": 2})

@@ -23,7 +23,7 @@ from glasu.config import RunConfig, TrainConfig
 from glasu.errors import TrainingError
 
 if TYPE_CHECKING:
-    from glasu.data.sources.catalog import Loaded
+    from glasu.data.sources.catalog import LoadedParties
 
 Job = TypeVar("Job")
 Output = TypeVar("Output")
@@ -120,7 +120,7 @@ def block_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def load_once(config: RunConfig) -> Loaded:
+def load_once(config: RunConfig) -> LoadedParties:
     """Load the parties of a run. Runs of one process whose settings select the same data share them."""
     train = config.train
     keys = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
@@ -128,7 +128,7 @@ def load_once(config: RunConfig) -> Loaded:
 
 
 @functools.lru_cache(maxsize=KEPT_DATASETS)
-def _load(config: RunConfig) -> Loaded:
+def _load(config: RunConfig) -> LoadedParties:
     from glasu.data.sources.catalog import load_data
 
     return load_data(config)

@@ -32,7 +32,7 @@ class Aggregation(ABC):
     num_clients: int  # M
     client: int = 0  # m; the methods of the server do not read it
 
-    def among(self, num_present: int) -> Self:
+    def with_clients(self, num_present: int) -> Self:
         """Return the aggregation of a round to which only some clients contribute."""
         return self if num_present == self.num_clients else replace(self, num_clients=num_present)
 

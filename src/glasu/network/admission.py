@@ -96,9 +96,9 @@ class Admission:
         self._asked = pairs[0][0], {name: facts.share for name, facts in known.items() if facts.share is not None}
         return self._asked
 
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         """Record that an attempt begins with the admitted processes."""
-        self._policy.settle()
+        self._policy.record_attempt()
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
         """Return the reason why these parties cannot continue without the others; None if they can."""

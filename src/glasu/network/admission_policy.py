@@ -28,7 +28,7 @@ from glasu.network.facts import Facts, resolve_tags
 from glasu.network.fencing import Fence
 from glasu.network.handshake import SAME_VERSION, Code, HelloPayload, RefusalError, StatementPayload
 from glasu.network.log_lines import make_printable
-from glasu.network.witness import Witness
+from glasu.network.recorded_heads import RecordedHeads
 
 FINISHED_ANSWERS = {  # by purpose: the answer to a process that connects when all parties have their results
     "training": "this run is finished; --fresh at the server starts another.",
@@ -83,7 +83,7 @@ class AdmissionPolicy(ABC):
         """Forget the admitted process of a party."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         """Record that an attempt begins with the admitted processes."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Collect(AdmissionPolicy):
     def withdraw(self, party: str) -> None:
         """Do nothing: no process was recorded."""
 
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         """Do nothing: a dry run begins no attempt."""
 
     def read_clock(self) -> float:
@@ -123,15 +123,15 @@ class Collect(AdmissionPolicy):
 class Refuse(AdmissionPolicy):
     """Refuse the first difference, and record the admitted process durably."""
 
-    def __init__(self, served: ServedRun, fence: Fence, witness: Witness) -> None:
+    def __init__(self, served: ServedRun, fence: Fence, recorded_heads: RecordedHeads) -> None:
         """Refuse processes that do not fit a run.
 
         Args:
             served: the run.
             fence: records the admitted processes.
-            witness: records the heads of the parties' ledgers.
+            recorded_heads: records the heads of the parties' ledgers.
         """
-        self._served, self._fence, self._witness = served, fence, witness
+        self._served, self._fence, self._recorded_heads = served, fence, recorded_heads
 
     def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
         """Record the process durably as the party's only one, or raise RefusalError."""
@@ -161,7 +161,7 @@ class Refuse(AdmissionPolicy):
         self._check_settings(party, stated)
         if stated.ledger is None:
             raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
-        self._witness.check(party, stated.ledger.head)
+        self._recorded_heads.check(party, stated.ledger.head)
         if party in earlier:
             return ()
         known = {THE_SERVER: self._served.facts, **{name: each.facts for name, each in earlier.items()}}
@@ -171,9 +171,9 @@ class Refuse(AdmissionPolicy):
         """Restore the process before the admitted one, unless an attempt has begun."""
         self._fence.withdraw(party)
 
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         """Make the admitted processes final."""
-        self._fence.settle()
+        self._fence.record_attempt()
 
     def read_clock(self) -> None:
         """State no time: a run does not depend on the clocks of the roles."""

@@ -1,7 +1,7 @@
 """A party's connection to the server. It is opened with backoff, reopened when it breaks, and bounds unread data.
 
-Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.outgoing`, and the party's main thread calls the
-other methods. `changed` is the only lock.
+Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.yield_frames`, and the party's main thread calls
+the other methods. `changed` is the only lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCod
 from glasu.network.frames import Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
-from glasu.network.transport import FrameStream, Line, SessionLock
+from glasu.network.transport import ClientStream, FrameStream, SessionLock
 from glasu.pki.kit import Kit
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
@@ -29,7 +29,7 @@ ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, even if `w
 SILENT_AFTER = 10.0  # seconds without any frame after which the party logs that the server is silent
 LOGGED_EVERY = 30.0  # seconds between two log lines about the same absence
 LONGEST_SILENCE = 300.0  # seconds; a server that waits for a party sends a notice every minute
-LINE = Callable[[Kit, str, FrameStream, Callable[[Line, bytes | Disconnection], None]], Line]
+Connect = Callable[[Kit, str, FrameStream, Callable[[ClientStream, bytes | Disconnection], None]], ClientStream]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Dialing:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)  # spreads the parties' attempts
-    open_line: LINE = Line
+    connect: Connect = ClientStream
 
 
 class Inbound:
@@ -71,7 +71,7 @@ class Connection:
         self.channel = Channel()  # shared with one process of the server
         self._inbound = Inbound(dialing.clock)
         self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk
-        self._line: Line | None = None
+        self._line: ClientStream | None = None
         self._process = secrets.token_hex(8)  # the name of this process
         self._run: str | None = None  # set when the run begins; a server of another run then counts as unreachable
         self._delay = 0.0  # seconds before the next attempt to connect
@@ -186,7 +186,7 @@ class Connection:
             received, server = self.channel.received, self.channel.process or None
             hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
             stream.send(make_control_frame(hello))
-            self._line = dialing.open_line(dialing.kit, dialing.address, stream, self._arrive)
+            self._line = dialing.connect(dialing.kit, dialing.address, stream, self._arrive)
             log_after, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
             while inbound.welcome is None and inbound.ended is None and inbound.error is None:
                 if dialing.clock() >= deadline:
@@ -211,7 +211,7 @@ class Connection:
 
     # --- for gRPC's reader ------------------------------------------------------------------------
 
-    def _arrive(self, line: Line, event: bytes | Disconnection) -> None:
+    def _arrive(self, line: ClientStream, event: bytes | Disconnection) -> None:
         """Process a frame, or the end of the stream of this line."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)

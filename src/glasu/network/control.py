@@ -121,7 +121,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class LastWord:
+class StreamEnd:
     """Why a stream ends: a code for programs, and printable text for people."""
 
     code: str
@@ -135,24 +135,24 @@ class LastWord:
 
 
 @dataclass(frozen=True)
-class Failed(LastWord):
+class Failed(StreamEnd):
     """Party: it failed, so the run fails."""
 
 
 @dataclass(frozen=True)
-class Declined(LastWord):
+class Declined(StreamEnd):
     """Party: it declines the server's offer; the run waits for it."""
 
 
 @dataclass(frozen=True)
-class Refused(LastWord):
+class Refused(StreamEnd):
     """Server: this process cannot take part."""
 
     run: ProcessName = ""
 
 
 @dataclass(frozen=True)
-class Stopped(LastWord):
+class Stopped(StreamEnd):
     """Server: the run failed."""
 
 

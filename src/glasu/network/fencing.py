@@ -76,7 +76,7 @@ class Fence:
             self._state.update(processes={**known, party: admitted})
             self._replaced[party] = before
 
-    def settle(self) -> None:
+    def record_attempt(self) -> None:
         """Record that an attempt begins with the admitted processes. They can no longer be withdrawn."""
         self._replaced.clear()
 

@@ -184,8 +184,8 @@ class ServerHandshake(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """PayloadT that an attempt begins. The admitted processes can no longer be withdrawn."""
+    def record_attempt(self) -> None:
+        """Record that an attempt begins. The admitted processes can no longer be withdrawn."""
         ...
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:

@@ -121,7 +121,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last saved state is durable."""
 
     def observe(self, event: Event) -> None:
@@ -189,7 +189,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
         self._client, self.watch = client, client.watch
         self._limits = limit_messages(config, party)
 
-    def rounds(self) -> Mapping[int, str]:
+    def list_checkpoints(self) -> Mapping[int, str]:
         """Return the intact checkpoints of this party and their digests."""
         return {0: START}
 
@@ -200,7 +200,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
             StatementPayload(
                 digest=config.digest(),
                 settings=config.flatten(),
-                rounds=self.rounds(),
+                rounds=self.list_checkpoints(),
                 facts=self.facts(),
                 ledger=self.session_ledger.sign_head(self.scope()),
             )
@@ -253,7 +253,7 @@ class PartyPerformer:
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages. First make the entries of their content in the ledger and the last checkpoint durable."""
         self.purpose.session_ledger.ledger.sync()  # first, because a thread writes the checkpoint at the same time
-        self.purpose.settle()
+        self.purpose.wait_until_durable()
         with self.purpose.telemetry.watch.measure("communication"):
             self.session.send(messages)
 

@@ -99,7 +99,7 @@ class PredictionParty(ClientPurpose[Predicted]):
     def hello(self) -> Payload:
         """Return the hello of this process."""
         return to_plain(
-            HelloPayload(facts=self.facts(), process=describe_process(self.state.value), rounds=self.rounds())
+            HelloPayload(facts=self.facts(), process=describe_process(self.state.value), rounds=self.list_checkpoints())
         )
 
     def accept(self, offered: WelcomePayload) -> None:

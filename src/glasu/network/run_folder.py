@@ -38,7 +38,7 @@ class FinishedSeconds:
 class FinishedPrivacy:
     """The part of a report's `privacy` that is read again."""
 
-    differential_privacy: Mapping[str, Any] | None = None  # the fields of `Spent` and others
+    differential_privacy: Mapping[str, Any] | None = None  # the fields of `SpentEpsilon` and others
 
 
 @dataclass(frozen=True)

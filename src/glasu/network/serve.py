@@ -26,12 +26,12 @@ from glasu.network.handshake import (
     read_payload,
 )
 from glasu.network.options import Listening, ServeOptions, Serving, View
+from glasu.network.recorded_heads import RecordedHeads
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
 from glasu.network.signatures import SignedHead
 from glasu.network.state_file import ServingRecord, StateFile
 from glasu.network.transport import Listener
-from glasu.network.witness import Witness
 from glasu.protocol.limits import Limits
 from glasu.protocol.requests import Broadcast, Event, Receive, Save, Scatter, Script
 from glasu.protocol.server import Server, Sizes
@@ -66,7 +66,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         """Whether an earlier process has finished this run."""
         return False
 
-    def rounds(self) -> dict[int, str]:
+    def list_checkpoints(self) -> dict[int, str]:
         """Return the server's checkpoints and their digests."""
         return {0: START}
 
@@ -81,7 +81,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last saved state is durable."""
 
     def observe(self, event: Event) -> None:
@@ -125,8 +125,9 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             state: records the admitted processes and the ledgers.
             scope: the training that the parties take part in; empty in an alignment.
         """
-        served, self.witness = ServedRun(facts, config, options.kit.roster, run, self.rounds), Witness(state, scope)
-        super().__init__(options, served, Refuse(served, Fence(state), self.witness))
+        served = ServedRun(facts, config, options.kit.roster, run, self.list_checkpoints)
+        self.recorded_heads = RecordedHeads(state, scope)
+        super().__init__(options, served, Refuse(served, Fence(state), self.recorded_heads))
         self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished
 
     @property
@@ -159,7 +160,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         self._keep_heads(self.ledgers)
 
     def _keep_heads(self, heads: Mapping[str, SignedHead]) -> None:
-        self.witness.keep({party: signed.head for party, signed in heads.items()})
+        self.recorded_heads.keep({party: signed.head for party, signed in heads.items()})
 
     def build_farewell(self, report: ReportT) -> Payload:
         """Return the payload of the goodbye to every party: the last heads of all ledgers."""
@@ -197,13 +198,13 @@ class ServerPerformer:
                     telemetry.traffic.count_to_server(message)
                 return messages
             case Broadcast(message, rides):
-                purpose.settle()  # a checkpoint must be durable before the next message is sent
+                purpose.wait_until_durable()  # a checkpoint must be durable before the next message is sent
                 telemetry.traffic.count_to_clients(message, self.session.num_present)
                 telemetry.traffic.exchange(message.key, rides=rides)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages, rides):
-                purpose.settle()
+                purpose.wait_until_durable()
                 for message in messages:
                     telemetry.traffic.count_to_clients(message)
                 telemetry.traffic.exchange(messages[0].key, rides=rides)
@@ -279,7 +280,7 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
         except RestartAttempt:
             log.info("the parties changed: all roles return to the last common checkpoint.")
         except GlasuError as error:
-            if not session.set_aside(error):
+            if not session.drop_sender(error):
                 raise
 
 

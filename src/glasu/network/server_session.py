@@ -114,7 +114,7 @@ class ServerSession:
                 raise RestartAttempt  # a process connected after `gather` and must be gathered as well
             roster.run.advance(RunEvent.PROPOSE)
             roster.attempt = attempt
-            self._handshake.settle()
+            self._handshake.record_attempt()
             for peer in roster.present:
                 peer.machine.advance(PeerEvent.PROPOSE)
                 digest = attempt.digests[peer.name]
@@ -129,7 +129,7 @@ class ServerSession:
         """Return the next message of every party of the attempt, in client order; it must be the expected one.
 
         Raises:
-            ProtocolError: a party's message is invalid or unexpected; `set_aside` may let the run continue.
+            ProtocolError: a party's message is invalid or unexpected; `drop_sender` may let the run continue.
         """
         roster, peers = self.roster, self._list_present()
         with roster.changed:
@@ -176,7 +176,7 @@ class ServerSession:
 
     # --- the end -------------------------------------------------------------------------------
 
-    def set_aside(self, error: GlasuError) -> bool:
+    def drop_sender(self, error: GlasuError) -> bool:
         """Drop the party whose message caused an error, if the policy is to wait for it; otherwise return False.
 
         If it returns True, the caller must gather the parties again.

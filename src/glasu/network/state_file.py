@@ -76,11 +76,11 @@ class StateFile(Generic[RecordT]):
             self.value = changed
 
     def start_over(self) -> None:
-        """Reset the record in memory to its initial value. The file keeps its content until `settle`."""
+        """Reset the record in memory to its initial value. The file keeps its content until `write_pending`."""
         with self._lock:
             self.value, self._pending = self._initial, True
 
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         """Write the record to the file after `start_over`."""
         with self._lock:
             if self._pending:

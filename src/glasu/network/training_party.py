@@ -98,9 +98,9 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         run = self.client.identity.run.hex()
         return LedgerScope(run, run, "training", self.client.requested.digest())
 
-    def rounds(self) -> dict[int, str]:
+    def list_checkpoints(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
-        self.settle()
+        self.wait_until_durable()
         if self.fresh or self.state.value.run is None:
             return {0: START}
         damaged: list[str] = []
@@ -120,7 +120,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
                 only=self.options.run,
                 fresh=self.fresh,
                 finished=held.finished,
-                rounds=self.rounds(),
+                rounds=self.list_checkpoints(),
             )
         )
 
@@ -185,7 +185,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             raise ProtocolError("the server omitted a party; a training needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
-        self.settle()
+        self.wait_until_durable()
         self.state.update(finished=None)  # results of an earlier attempt are computed again
         alone = None if attempt.round else self._load_alone()
         if attempt.round or alone is not None:
@@ -264,10 +264,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         else:
             self._saver.save(state.progress.position, checkpoint)
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last checkpoint is durable."""
         if self._saver is not None:
-            self._saver.settle()
+            self._saver.wait_until_durable()
 
     # --- events and results -----------------------------------------------------------------
 

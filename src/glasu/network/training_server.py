@@ -112,20 +112,20 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Run the training. If it is finished, only send the goodbye to parties that have not received it."""
         return None if self.is_finished else super().run_session(session, perform)
 
-    def rounds(self) -> dict[int, str]:
+    def list_checkpoints(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""
         return {0: START} if self.starts_over else self.saver.store.digests()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
         """Choose the latest round for which all roles have a checkpoint, and build the server for it."""
-        self.saver.settle()
+        self.saver.wait_until_durable()
         statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})
         if self.starts_over:
             removed = self.saver.store.clear()
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
-        self.state.settle()
+        self.state.write_pending()
         self.state.update(attempt=self.state.value.attempt + 1)
         server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()
@@ -139,9 +139,9 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return Attempt(self.state.value.attempt, common, digests, limits.check), server_script(server)
 
     def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:
-        common = find_common_round([self.rounds(), *stated.values()])
+        common = find_common_round([self.list_checkpoints(), *stated.values()])
         if common is None:
-            roles = {"server": self.rounds(), **stated}
+            roles = {"server": self.list_checkpoints(), **stated}
             listed = "; ".join(f"{role}: {', '.join(map(str, own)) or 'none'}" for role, own in roles.items())
             raise CheckpointError(
                 f"no checkpoint is common to all roles ({listed}). Restore the folder that lost its checkpoints, or "
@@ -153,9 +153,9 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Start to write a checkpoint."""
         self.saver.save(state.progress.position, ServerCheckpoint(state, self.telemetry.state()))
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last checkpoint is durable."""
-        self.saver.settle()
+        self.saver.wait_until_durable()
 
     def observe(self, event: Event) -> None:
         """Record an event of the script."""

@@ -122,7 +122,7 @@ class FrameStream:
             self.wake_writer()
             self._changed.notify_all()
 
-    def outgoing(self) -> Iterator[bytes]:
+    def yield_frames(self) -> Iterator[bytes]:
         """Yield frames as gRPC asks for them, until the stream is closed."""
         while True:
             with self._changed:
@@ -250,7 +250,7 @@ class Listener(AbstractContextManager["Listener"]):
                 arguments = call.name, call.stream, _yield_until_broken(frames)
                 thread = f"glasu-{call.name}"
                 threading.Thread(target=self._host.attach, args=arguments, name=thread, daemon=True).start()
-                yield from call.stream.outgoing()
+                yield from call.stream.yield_frames()
         finally:
             call.stream.close()
             with self._lock:
@@ -327,11 +327,11 @@ def _yield_until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
 # --- a party's end --------------------------------------------------------------------
 
 
-class Line:
+class ClientStream:
     """A party's end of one stream. A separate thread passes incoming frames to the session."""
 
     def __init__(
-        self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[Line, bytes | Disconnection], None]
+        self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[ClientStream, bytes | Disconnection], None]
     ) -> None:
         """Connect in the background.
 
@@ -360,7 +360,7 @@ class Line:
             credentials = grpc.ssl_channel_credentials(roots, self._kit.key_pem, self._kit.certificate_pem)
             options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
             self._channel = grpc.secure_channel(self._address, credentials, options)
-            self._call = self._channel.stream_stream(METHOD)(self.stream.outgoing())
+            self._call = self._channel.stream_stream(METHOD)(self.stream.yield_frames())
 
     def _run(self) -> None:
         """Read until the stream ends. With a pin, find the server's certificate first."""

@@ -67,13 +67,13 @@ class CertificateAuthority:
         """Sign the list of revoked certificates."""
         return sign_revocation_list(self.own, self.state.revoked_serials(), self.now).public_bytes(Encoding.PEM)
 
-    def manifest(self, own: CertificateInfo) -> bytes:
+    def encode_manifest(self, own: CertificateInfo) -> bytes:
         """Return kit.toml for a certificate."""
         return tomli_w.dumps(
             to_plain(make_manifest(own, self.own.certificate, self.state.roster, trial=self.state.trial))
         ).encode()
 
-    def lists(self) -> list[Path]:
+    def find_revocation_lists(self) -> list[Path]:
         """Return the paths of the revocation lists."""
         return [folder / REVOKED for folder in (self.folder, self.out / SERVER_NAME) if folder.is_dir()]
 
@@ -157,7 +157,7 @@ def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
             raise ConfigError(f"{', '.join(names)}: the roster would be empty; --add another party first.")
         roster = tuple(name for name in authority.state.roster if name not in names)
         change_authority(authority, replace(authority.state.revoke(names, authority.now), roster=roster), retired=names)
-        return authority.lists()
+        return authority.find_revocation_lists()
 
 
 def renew(
@@ -205,7 +205,7 @@ def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> l
             )
         _check_known(authority, names, authority.state.roster)
         change_authority(authority, authority.state.revoke(names, authority.now))
-        return authority.lists()
+        return authority.find_revocation_lists()
 
 
 @contextmanager
@@ -250,10 +250,10 @@ def change_authority(
     for name in retired:
         retire_folder(authority.out / name, authority.now)
     kits = _publish_kits(authority, issued)
-    for path in authority.lists():
+    for path in authority.find_revocation_lists():
         write_atomically(path, authority.revoked_pem())
     if (server := authority.out / SERVER_NAME).is_dir():
-        write_atomically(server / MANIFEST, authority.manifest(open_certificate(server / CERTIFICATE)))
+        write_atomically(server / MANIFEST, authority.encode_manifest(open_certificate(server / CERTIFICATE)))
     return kits
 
 
@@ -284,7 +284,7 @@ def _issue(
         public = {
             CA: encode_pem(authority.own.certificate),
             CERTIFICATE: encode_pem(certificate),
-            MANIFEST: authority.manifest(own),
+            MANIFEST: authority.encode_manifest(own),
             **({REVOKED: authority.revoked_pem()} if name == SERVER_NAME else {}),
         }
         write_folder(authority.staging / name, public, private)

@@ -39,7 +39,7 @@ class BudgetError(GlasuError):
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentEpsilon:
     """The epsilon of the row with the most releases, as the report shows it."""
 
     unit: str
@@ -130,10 +130,10 @@ class Accountant:
         """Return the epsilon of a row that may become any other row: twice the clip, so half the multiplier."""
         return compute_epsilon(to_multiplier(spent) / 2, self.delta)
 
-    def summarize(self) -> Spent:
+    def summarize(self) -> SpentEpsilon:
         """Return the epsilon of the row with the most releases."""
         releases, spent = max(self._spent.values(), key=lambda each: each[1], default=(0, 0.0))
-        return Spent(
+        return SpentEpsilon(
             unit=UNIT,
             epsilon_zeroed=compute_epsilon(to_multiplier(spent), self.delta),
             epsilon_replaced=self._compute_replaced(spent),
@@ -144,7 +144,7 @@ class Accountant:
         )
 
 
-def find_spent(rules: Iterable[Rule]) -> Spent | None:
+def find_spent(rules: Iterable[Rule]) -> SpentEpsilon | None:
     """Return the summary of the accountant among the rules of a ledger; None if there is none."""
     return next((rule.summarize() for rule in rules if isinstance(rule, Accountant)), None)
 

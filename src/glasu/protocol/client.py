@@ -131,7 +131,7 @@ class Client:
     def restrict_clients(self, present: Sequence[str]) -> None:
         """Restrict the clients of a prediction to these parties, in this order."""
         self.identity = dataclasses.replace(self.identity, names=tuple(present), index=present.index(self.name))
-        self.learner.aggregation = self.learner.aggregation.among(len(present))
+        self.learner.aggregation = self.learner.aggregation.with_clients(len(present))
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Use the weights of a trained model; raise RuntimeError if names or shapes differ."""

@@ -73,7 +73,7 @@ def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch |
     sample, batch = current.sample, current.gather()
     client.learner.set_learning_rate(sample.round)
     present = draw_present(client.config, client.identity.num_clients, sample.round)
-    aggregation = client.learner.aggregation.among(len(present))
+    aggregation = client.learner.aggregation.with_clients(len(present))
     if client.identity.index not in present:
         return (yield from client_absent_round(client, batch, upcoming, aggregation))
     if client.config.train.has_exact_gradients:

@@ -66,7 +66,7 @@ class Server:
 
     def make_aggregation(self, present: Sequence[int] | None) -> Aggregation:
         """Return the aggregation over some clients; None: over all."""
-        return self.aggregation if present is None else self.aggregation.among(len(present))
+        return self.aggregation if present is None else self.aggregation.with_clients(len(present))
 
     def make_client_keys(self, key: Key) -> list[Key]:
         """Return one key per client, in client order, for messages that differ between clients."""

@@ -69,7 +69,7 @@ class Selection:
     best_round: int = -1
     evaluations_since: int = 0
 
-    def after(self, score: float, round_index: int) -> Selection:
+    def add_score(self, score: float, round_index: int) -> Selection:
         """Return the selection after one more evaluation; a tie keeps the earlier model.
 
         Without validation nodes the score is NaN, and the latest model is selected.
@@ -164,7 +164,7 @@ class Progress:
     def judge(self, score: float, train: TrainConfig) -> tuple[bool, bool]:
         """Add a validation score to the selection; return whether the model is the best so far, and whether to stop."""
         improved = self.selection.is_improved_by(score)
-        self.selection = self.selection.after(score, self.round)
+        self.selection = self.selection.add_score(score, self.round)
         self.stopped = self.selection.stops(train)
         return improved, self.stopped or self.round == train.num_rounds
 

@@ -41,7 +41,7 @@ from glasu.records import SCALARS, RecordError, list_fields, parse_json, read_re
 from glasu.registry import Extension, require_extensions
 from glasu.runtime.output_dir import list_differences
 from glasu.runtime.telemetry import Cost, Telemetry, TelemetryState
-from glasu.runtime.workers import Pending, Workers
+from glasu.runtime.workers import PendingResult, Workers
 
 CHECKPOINT_MAGIC, LAYOUT = b"GLCP", 8  # the layout number changes with the layout of a file, not with the states
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
@@ -131,7 +131,7 @@ def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 @dataclass(frozen=True)
-class About:
+class CheckpointHeader:
     """The JSON part of a checkpoint file."""
 
     round: int
@@ -147,13 +147,13 @@ class OldSchemaError(ConfigError):
 def write_checkpoint(round_index: int, owner: str, extensions: tuple[Extension, ...], state: Any) -> bytes:
     """Return the content of a checkpoint file."""
     arrays, facts = to_arrays(state)
-    about = {**to_plain(About(round_index, owner, extensions, None)), "state": facts}
-    body = save(arrays, {"glasu": json.dumps(about)})
+    header = {**to_plain(CheckpointHeader(round_index, owner, extensions, None)), "state": facts}
+    body = save(arrays, {"glasu": json.dumps(header)})
     schema = find_schema(type(state))
     return HEAD.pack(CHECKPOINT_MAGIC, schema, _digest(schema, body)) + body
 
 
-def read_checkpoint(content: bytes, expected_schema: int) -> tuple[About, Arrays]:
+def read_checkpoint(content: bytes, expected_schema: int) -> tuple[CheckpointHeader, Arrays]:
     """Return the parts of a checkpoint file, or raise ValueError if it is damaged."""
     if len(content) < HEAD.size:
         raise ValueError(f"it has {len(content)} bytes, and its head alone has {HEAD.size}")
@@ -166,7 +166,7 @@ def read_checkpoint(content: bytes, expected_schema: int) -> tuple[About, Arrays
     if schema != expected_schema:
         raise OldSchemaError(f"has schema {schema:08x}, and this version of glasu reads {expected_schema:08x}")
     try:
-        return _read_about(body), load(body)
+        return _read_header(body), load(body)
     except (SafetensorError, RecordError, struct.error) as error:
         raise ValueError(f"it cannot be read: {error}") from None
 
@@ -175,14 +175,14 @@ def _digest(schema: int, body: bytes) -> bytes:
     return hashlib.sha256(struct.pack("<I", schema) + body).digest()
 
 
-def _read_about(body: bytes) -> About:
+def _read_header(body: bytes) -> CheckpointHeader:
     """Read the metadata of a safetensors body, which is in its JSON header."""
     (length,) = LENGTH.unpack_from(body)
     header = parse_json(body[LENGTH.size : LENGTH.size + length], "the header")
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     text = metadata.get("glasu") if isinstance(metadata, dict) else None
-    about = parse_json(text if isinstance(text, str) else "", "the metadata")
-    return read_record(About, about, "the metadata", finite=False)
+    content = parse_json(text if isinstance(text, str) else "", "the metadata")
+    return read_record(CheckpointHeader, content, "the metadata", finite=False)
 
 
 class Store(Generic[T]):
@@ -224,8 +224,8 @@ class Store(Generic[T]):
 
     def load(self, round_index: int) -> T:
         """Read the state of a checkpoint; refuse one that is damaged or belongs to another owner."""
-        about, arrays, _ = self._read(round_index)
-        return from_arrays(self.cls, arrays, about.state, str(self._path(round_index)))
+        header, arrays, _ = self._read(round_index)
+        return from_arrays(self.cls, arrays, header.state, str(self._path(round_index)))
 
     def digests(self, damaged: list[str] | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
@@ -284,17 +284,17 @@ class Store(Generic[T]):
                 file.seek(HEAD.size)
                 start = file.read(LENGTH.size)
                 length = min(LENGTH.unpack(start)[0], path.stat().st_size)
-                return _read_about(start + file.read(length)).owner != self.owner
+                return _read_header(start + file.read(length)).owner != self.owner
         except (OSError, RecordError, struct.error):
             return False
 
-    def _read(self, round_index: int) -> tuple[About, Arrays, str]:
+    def _read(self, round_index: int) -> tuple[CheckpointHeader, Arrays, str]:
         path = self._path(round_index)
         try:
             content = retry_without_descriptors(path.read_bytes)
-            about, arrays = read_checkpoint(content, find_schema(self.cls))
-            if (about.round, about.owner) != (round_index, self.owner):
-                raise ValueError(f"it is the checkpoint of round {about.round} of {about.owner}, not of {self.owner}")
+            header, arrays = read_checkpoint(content, find_schema(self.cls))
+            if (header.round, header.owner) != (round_index, self.owner):
+                raise ValueError(f"it is the checkpoint of round {header.round} of {header.owner}, not of {self.owner}")
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
         except ValueError as error:
@@ -303,8 +303,8 @@ class Store(Generic[T]):
             raise OldSchemaError(
                 f"{path}: {error}; finish the run with that version, or start over with --fresh."
             ) from None
-        require_extensions(about.extensions, str(path))
-        return about, arrays, _format_hex(content)
+        require_extensions(header.extensions, str(path))
+        return header, arrays, _format_hex(content)
 
     def _path(self, round_index: int) -> Path:
         return self.folder / f"{self.kind}-{round_index:08d}{SUFFIX}"
@@ -319,19 +319,19 @@ class Store(Generic[T]):
 
 
 class Saver(Generic[T]):
-    """Writes one checkpoint at a time in the background; `settle` waits until it is durable."""
+    """Writes one checkpoint at a time in the background; `wait_until_durable` waits until it is durable."""
 
     def __init__(self, store: Store[T]) -> None:
         self.store = store
         self._writer = Workers(1, "glasu-checkpoint")
-        self._writing: Pending[str] | None = None
+        self._writing: PendingResult[str] | None = None
 
     def save(self, round_index: int, state: T, store: Store[T] | None = None) -> None:
         """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
-        self.settle()
+        self.wait_until_durable()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -399,8 +399,8 @@ class RunFile:
 class SimulationCheckpoints:
     """Collects the states of all roles after a round and writes them in the background.
 
-    Roles save from their own threads. The last role of a round starts the writing. `settle` waits until it is
-    durable; the runtime calls it before a role sends its next message.
+    Roles save from their own threads. The last role of a round starts the writing. The runtime calls
+    `wait_until_durable` before a role sends its next message.
     """
 
     def __init__(
@@ -549,19 +549,19 @@ class SimulationCheckpoints:
             telemetry=self.telemetry.state(),
         )
 
-    def settle(self) -> None:
+    def wait_until_durable(self) -> None:
         """Wait until the last checkpoint is durable; raise CheckpointError if it cannot be written."""
-        self._saver.settle()
+        self._saver.wait_until_durable()
 
     @contextmanager
-    def settle_at_exit(self) -> Iterator[None]:
+    def wait_at_exit(self) -> Iterator[None]:
         """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
 
         A run that diverged would diverge again. Without its checkpoints, a run with other settings can use the folder.
         """
         try:
             yield
-            self.settle()
+            self.wait_until_durable()
         except BaseException as error:
             self._saver.close()
             with suppress(OSError):  # report the original error, not an error of saving the cost

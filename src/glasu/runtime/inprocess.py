@@ -50,7 +50,7 @@ def open_client_map(workers: int = 1) -> Iterator[Map]:
         torch.set_num_threads(before)
 
 
-class Running:
+class ScriptRun:
     """The script of one role, which runs until it needs a message that has not arrived."""
 
     def __init__(
@@ -112,8 +112,8 @@ class Running:
 
 
 def run_together(
-    server: Running,
-    clients: Sequence[Running],
+    server: ScriptRun,
+    clients: Sequence[ScriptRun],
     traffic: TrafficCounter,
     each: Map = map,
     before_sending: Callable[[], None] | None = None,
@@ -184,17 +184,17 @@ def run_together(
     take_turn()  # the clients read the last answers
 
 
-def run_alone(clients: Sequence[Running], each: Map = map) -> None:
+def run_alone(clients: Sequence[ScriptRun], each: Map = map) -> None:
     """Run clients that exchange no messages to the end."""
     for sent in run_until_blocked(clients, [deque() for _ in clients], each):
         assert not any(sent), "clients without a server must not send messages"
 
 
 def run_until_blocked(
-    clients: Sequence[Running], inboxes: Sequence[deque[Message]], each: Map
+    clients: Sequence[ScriptRun], inboxes: Sequence[deque[Message]], each: Map
 ) -> Iterator[list[list[Message]]]:
     """Run clients until all of them wait for messages or have finished; yield what each one sends before a pause."""
     while True:
-        yield list(each(Running.run, clients, inboxes))
+        yield list(each(ScriptRun.run, clients, inboxes))
         if all(client.is_blocked for client in clients):
             return

@@ -19,7 +19,7 @@ from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
 from glasu.report import Traffic
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
-from glasu.runtime.inprocess import Running, count_cores, run_together
+from glasu.runtime.inprocess import ScriptRun, count_cores, run_together
 from glasu.runtime.ledger_file import keep_run
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.telemetry import TrafficCounter
@@ -73,7 +73,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         TrafficCounter(),
     )
     watch = Stopwatch(time.perf_counter)
-    server = Running("server", server_alignment(Identity(names, "all", SERVER, run), limits), watch)
+    server = ScriptRun("server", server_alignment(Identity(names, "all", SERVER, run), limits), watch)
     clients = []
 
     def perform(request: Save | Event) -> None:
@@ -95,7 +95,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
             ledger.begin("alignment", run.hex())
             policy = options.policies.get(names[index])
             script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
-            clients.append(Running(names[index], script, Stopwatch(time.perf_counter), perform))
+            clients.append(ScriptRun(names[index], script, Stopwatch(time.perf_counter), perform))
         workers = min(len(names), count_cores())  # libsodium runs without the GIL
         with Workers(workers, "glasu-align") as pool:
             run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)

@@ -39,7 +39,7 @@ from glasu.runtime.inprocess import (
     Deliver,
     Map,
     RecordMessage,
-    Running,
+    ScriptRun,
     count_cores,
     open_client_map,
     run_alone,
@@ -278,7 +278,7 @@ def _open_checkpoints(
             client.restore(state.clients[client.name])
         if server is not None and state.server is not None:
             server.restore(state.server)
-    with checkpoints.settle_at_exit():
+    with checkpoints.wait_at_exit():
         yield checkpoints
 
 
@@ -294,7 +294,7 @@ def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Abst
 def _open_transcript(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None
 ) -> Iterator[RecordMessage | None]:
-    """RecordMessage the messages while the block runs, if the options name a folder and there is a server."""
+    """Record the messages while the block runs, if the options name a folder and there is a server."""
     if options.transcript is None or server is None:
         yield None
         return
@@ -348,19 +348,21 @@ def _run_scripts(
                 action = replace(action, bytes=telemetry.traffic.total_bytes)
             options.observer(action)
 
-    def settle() -> None:
+    def wait_until_durable() -> None:
         if checkpoints is not None:
-            checkpoints.settle()
+            checkpoints.wait_until_durable()
         sync_ledgers(clients)
 
     running = [
-        Running(client.name, client_script(client), client.watch, partial(perform, client.name)) for client in clients
+        ScriptRun(client.name, client_script(client), client.watch, partial(perform, client.name)) for client in clients
     ]
     if server is None:
         run_alone(running, each)
     else:
-        serving = Running("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-        run_together(serving, running, telemetry.traffic, each, settle, options.carry, options.deliver, record)
+        serving = ScriptRun("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
+        run_together(
+            serving, running, telemetry.traffic, each, wait_until_durable, options.carry, options.deliver, record
+        )
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:

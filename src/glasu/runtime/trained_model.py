@@ -46,7 +46,7 @@ from glasu.records import Sections, parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
 from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
-from glasu.runtime.inprocess import Running, open_client_map, run_alone, run_together
+from glasu.runtime.inprocess import ScriptRun, open_client_map, run_alone, run_together
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.simulation import check_party_list, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
@@ -169,7 +169,7 @@ class TrainedModel:
         parties = prepare_parties(self.config, check_party_list(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
-            chosen = self.among(names)
+            chosen = self.restrict_parties(names)
             return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
         nodes = _find_positions(nodes, parties[0].num_nodes)
@@ -183,14 +183,14 @@ class TrainedModel:
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(digest_weights, self.weights)
             digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
             name_run(clients, self.config.digest(), query, *digests)
-            running = [Running(client.name, _predict(client, nodes), client.watch) for client in clients]
+            running = [ScriptRun(client.name, _predict(client, nodes), client.watch) for client in clients]
             if has_server(self.config):
                 server = make_server(self.config, clients)
                 server.progress.ensemble = self.ensemble
                 key = server.identity.key(Phase.PREDICTION, 0)
                 script = _serve_prediction(server, key, len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
-                serving = Running("server", script, Stopwatch(time.perf_counter))
+                serving = ScriptRun("server", script, Stopwatch(time.perf_counter))
                 with keep_ledgers(clients, ledgers, policies or {}, "prediction"):
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
@@ -199,7 +199,7 @@ class TrainedModel:
         scores: NDArray[Any] = found.result
         return scores
 
-    def among(self, names: Sequence[str]) -> TrainedModel:
+    def restrict_parties(self, names: Sequence[str]) -> TrainedModel:
         """Return the model of some of the parties. They predict without the others; means are over these parties only.
 
         Raises:

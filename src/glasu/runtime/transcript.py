@@ -303,7 +303,7 @@ class RoleView:
         """Yield the messages of a kind, in the order in which they were sent."""
         seen = set()
         for entry in self.entries:
-            place = entry.key.about(), entry.receiver
+            place = entry.key.pack_without_attempt(), entry.receiver
             if entry.kind is not kind or (phase is not None and entry.key.phase is not phase) or place in seen:
                 continue
             seen.add(place)

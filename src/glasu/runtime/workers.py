@@ -17,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 T = TypeVar("T")
 
 
-class Pending(Generic[T]):
+class PendingResult(Generic[T]):
     """A function that runs, or will run, in another thread."""
 
     def __init__(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
@@ -50,12 +50,12 @@ class Workers:
             prepare: called in each thread before the first function.
         """
         self._count, self._name, self._prepare = count, name, prepare
-        self._waiting: SimpleQueue[Pending[Any] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[PendingResult[Any] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Pending[T]:
+    def submit(self, function: Callable[..., T], *arguments: Any) -> PendingResult[T]:
         """Run a function in the next free thread."""
-        pending = Pending(function, arguments)
+        pending = PendingResult(function, arguments)
         self._waiting.put(pending)
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._threads)}", daemon=True)

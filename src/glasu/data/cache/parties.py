@@ -44,7 +44,7 @@ def read_files(
         files: all files that `read` reads.
         read: reads the files; it may write large arrays to the workspace.
     """
-    if not cache.covers(files):
+    if not cache.is_worth_caching(files):
         return read(Workspace())
     return open_parties(cache.open_for_files(files, about, lambda workspace: write_parties(workspace, read(workspace))))
 

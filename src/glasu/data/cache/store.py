@@ -119,7 +119,7 @@ class Cache:
 
         return self.open({**about, "files": digests}, build_from_unchanged_files)
 
-    def covers(self, files: Sequence[Path]) -> bool:
+    def is_worth_caching(self, files: Sequence[Path]) -> bool:
         """Return whether files are large enough to convert; the reader reports missing files."""
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 

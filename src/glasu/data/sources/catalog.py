@@ -29,7 +29,7 @@ NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes in a "paper" split with a fixed nu
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedParties:
     """The parties of a run, and facts about their data set."""
 
     parties: list[PartyData]
@@ -47,7 +47,7 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
     return load_data(config, for_prediction=for_prediction).parties
 
 
-def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> Loaded:
+def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> LoadedParties:
     """Return the parties as `load_parties` does, with statistics and notes on the data set."""
     cache = cache or Cache()
     data, notes = _read(config, cache, with_labels=not for_prediction)
@@ -55,7 +55,7 @@ def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache |
     if not for_prediction:
         used, _ = override_settings(config)
         check_parties(parties, used.train.labels, used.train.task)
-    return Loaded(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
+    return LoadedParties(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
 def choose_splits(party: PartyData, split: Split, seed: int) -> PartyData:

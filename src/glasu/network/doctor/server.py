@@ -35,7 +35,7 @@ class DryRunServer(ServerPurpose[Diagnosis]):
         )
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
-        served = ServedRun(self._facts, config, options.kit.roster, DRY_RUN, self.rounds)
+        served = ServedRun(self._facts, config, options.kit.roster, DRY_RUN, self.list_checkpoints)
         super().__init__(options, served, Collect())
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Diagnosis:

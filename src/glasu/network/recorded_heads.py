@@ -13,7 +13,7 @@ from glasu.network.state_file import ServingRecord, StateFile
 from glasu.privacy.ledger import LedgerHead, describe_truncation
 
 
-class Witness:
+class RecordedHeads:
     """The last heads of the parties' ledgers, in durable storage."""
 
     def __init__(self, state: StateFile[ServingRecord], scope: str) -> None:
