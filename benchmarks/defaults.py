@@ -302,7 +302,7 @@ def read_runs(path: Path) -> list[Row]:
 
 
 def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
-    """Return a row of the table: mean scores, and intervals of the differences to glasu."""
+    """Return a row of the table: mean scores, and intervals of their differences from glasu."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["dataset"] == dataset and not row["timestamps"]:

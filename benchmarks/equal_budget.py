@@ -3,13 +3,13 @@
     python benchmarks/equal_budget.py --datasets cora,citeseer --seeds 10 --search search.csv --runs runs.csv
 
 Every method tries the same grid of settings (GRID) on seeds 100 and 101, and the setting with the best mean validation
-accuracy runs on seeds 0 to N-1. Test scores of the search are not stored. The paper's splits, gcnii with four layers,
-raw features. GLASU takes four local steps per round, after a warm start ("glasu") or with party dropout ("glasu
-dropout"); `--joint` chooses. Runs in the files are not repeated.
+accuracy runs on seeds 0 to N-1. Test scores of the search are not stored. All runs use the paper's splits, gcnii with
+four layers, and raw features. GLASU takes four local steps per round, after a warm start ("glasu") or with party
+dropout ("glasu dropout"); `--joint` chooses between them. Runs that are already in the files are not repeated.
 
-The table has the paired difference GLASU minus alternative in points and its 90 % interval (pairs.py). The last column
-is the share of GLASU's runs in which the joint model was selected, not the ensemble of the warm start. Without a warm
-start there is no such choice.
+The table shows the paired difference, GLASU minus the alternative, in points, with its 90 % interval (pairs.py). The
+last column is the share of GLASU's runs in which the joint model was selected, and not the ensemble of the warm start.
+Without a warm start there is no such choice.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ from tables import markdown, place, show
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 DATASETS = ("cora", "citeseer", "pubmed", *RELATIONS)
 HIDDEN, EPOCHS, DROPOUT, RATE, DECAY = 64, 200, 0.5, 0.01, 5e-4
-LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # of GCNII; weight decay as in PyG's example
+LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # settings of GCNII; the weight decay is that of PyG's example
 DENSE_FROM = 100  # edges per node from which a product with the dense adjacency is faster
-STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # of the probe: C, selected on validation
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # values of the linear probe's C; validation nodes select one
 
 
 class Dense(nn.Module):

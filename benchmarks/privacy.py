@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Bench:
-    """Runs with one release. The lower stage is trained once for all amounts of noise, and results are kept."""
+    """Train with one release. Runs with different noise share one lower stage, and results are cached in files."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.cache = args, args.cache

@@ -1,9 +1,10 @@
 """How should averaged predictions be propagated: which normalisation, how many steps, with training labels clamped?
 
 The parties train alone with the settings of `standalone`. Then all variants propagate the same averaged class
-probabilities with scipy. Each party with edges chooses alpha on validation, as in `glasu.protocol.combination`. The
-scores are validation accuracies, because they chose the variant that the product uses. `apart`: one party has all
-features and no edges, another all edges and one constant feature.
+probabilities with scipy. Each party with edges chooses alpha on its validation nodes, as in
+`glasu.protocol.combination`. The table shows validation accuracies, because we chose the variant in GLASU by them. In
+the partition `apart`, one party has all features and no edges, and another party has all edges and one constant
+feature.
 """
 
 from __future__ import annotations
