@@ -54,7 +54,7 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[RunResult]:
 
 
 def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence[RunResult]) -> list[str]:
-    """Return a row of the accuracy table: the mean difference to fp32 over the seeds, in points."""
+    """Return a row of the accuracy table: the mean difference from fp32 over the seeds, in points."""
     gains = [one - other for one, other in zip(list_percentages(results), list_percentages(exact), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = fmean(result.row.bytes for result in results) / fmean(result.row.bytes for result in exact)

@@ -75,7 +75,7 @@ class Case:
         return f"{self.data} {self.partition}" + (", mean of losses" if self.mean_of_losses else "")
 
     def config(self, seed: int, step: float) -> RunConfig:
-        """Return the settings of one training."""
+        """Return the settings of one training run."""
         decay = self.weight_decay * (self.num_clients if self.mean_of_losses else 1)
         train = TrainConfig(
             sampler="full", batch_size=0, learning_rate=step, weight_decay=decay, seed=seed, num_rounds=1
@@ -131,7 +131,7 @@ Combine = Callable[[int, list[Tensor]], list[Tensor]]  # l and a tensor per clie
 
 
 class Training:
-    """All clients of one training."""
+    """All clients of one training run."""
 
     def __init__(self, case: Case, parties: list[PartyData], method: str, step: float, seed: int) -> None:
         self.case, self.method = case, method
@@ -278,7 +278,7 @@ def roc_auc(found: NDArray[Any], labels: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """The scores of one training, after every EVERY rounds."""
+    """The scores of one training run, after every EVERY rounds."""
 
     validation: list[float]
     test: list[float]

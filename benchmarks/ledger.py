@@ -29,7 +29,7 @@ KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 
 
 def train(rounds: int, folder: Path | None) -> tuple[float, float]:
-    """Return the CPU and wall seconds of a training."""
+    """Return the CPU and wall seconds of a training run."""
     config = RunConfig.from_dict(
         {
             "data": {"name": "cora"},

@@ -1,4 +1,4 @@
-"""Use any PyG convolution that accepts a bipartite pair, and the estimator after scikit-learn's conventions."""
+"""Train with a PyG convolution that accepts a bipartite pair, through the estimator with scikit-learn's interface."""
 
 from torch_geometric.nn import GATv2Conv
 
@@ -8,10 +8,10 @@ from glasu.model.backbones import ConvolutionBackbone
 
 
 class GATv2(ConvolutionBackbone):
-    """Attention of Brody et al. 2022."""
+    """A backbone with the attention of Brody et al. (2022)."""
 
     def convolution(self, width_in: int, width_out: int) -> GATv2Conv:
-        """Build one layer; GLASU's blocks bring the self loops, so the layer must not add its own."""
+        """Return one layer. GLASU's blocks already contain self loops, so the layer must not add its own."""
         return GATv2Conv(width_in, width_out, add_self_loops=False)
 
 
