@@ -24,7 +24,7 @@ from glasu.runtime.local_alignment import AlignmentOptions, align_folders
 from scale import peak_bytes
 from tables import markdown, place, positive, show
 
-SAMPLE = 2000  # points from which the time of one point is measured
+SAMPLE = 2000  # number of points that are timed
 
 
 def write_folders(root: Path, num_parties: int, num_ids: int, common: float) -> list[Path]:

@@ -12,8 +12,8 @@ layers that it allows. Four runs are recorded and attacked:
     pair      two parties: the representation of the other one
 
 and one round is run with a server that splits the view. Parties have secrets, as over a network. A setting that the
-column refuses is shown as "refused". "own data" is the score without messages; where it differs in a later column, it
-follows in brackets.
+column refuses is shown as "refused". "own data" is the score without messages. If this score is different in a later
+column, it follows in brackets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RUNS: dict[str, Sections] = {
     },
     "pair": {"data": {"num_clients": 2}, "train": {"num_rounds": 10, "evaluate_every": 10, **SAMPLED}},
 }
-KEPT = {  # run -> the attacks that it is made for
+KEPT = {  # run -> the attacks for which it is recorded
     "rounds": ("features", "training nodes"),
     "sets": ("edges",),
     "owner": ("labels", "training nodes from index sets"),
@@ -80,7 +80,7 @@ def read_column(text: str) -> Sections:
 
 
 def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunConfig:
-    """Return the settings of a run; the column has the last word."""
+    """Return the settings of a run; the settings of the column have priority."""
     base: dict[str, dict[str, Any]] = {
         "data": {"name": dataset},
         "train": {"preset": "none", "patience": 0, "seed": seed},
@@ -162,7 +162,7 @@ def main() -> None:
                     row = rows.setdefault((run, each.attack, each.role), {})
                     baseline = row.setdefault("own data", f"{each.baseline:.3f}")
                     row[column] = f"{each.score:.3f}"
-                    if f"{each.baseline:.3f}" != baseline:  # for example, fewer nodes are evaluated
+                    if f"{each.baseline:.3f}" != baseline:  # for example because fewer nodes are evaluated
                         row[column] += f" ({each.baseline:.3f})"
                     row.setdefault("chance", f"{each.chance:.3f}")
                     row.setdefault("measure", each.measure)

@@ -46,9 +46,9 @@ NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 class Rounds:
     """Rounds of all parties in one process, without checkpoints."""
 
-    train: dict[str, Any]  # changes of the paper's settings
+    train: dict[str, Any]  # keys that differ from the paper's settings
     data: dict[str, Any]
-    windows: int = 2  # that are timed
+    windows: int = 2  # number of timed windows
     dense: bool = False  # whether to store sparse features as a dense array
 
 
@@ -57,9 +57,9 @@ class Commands:
     """A run with the command line: in one process, or between a server and three parties."""
 
     settings: str
-    long: int  # rounds
-    short: int = 0  # rounds; 0: time the whole run
-    line: Line | None = None  # between the parties and the server; None: one process
+    long: int  # rounds of the long run
+    short: int = 0  # rounds of the short run; 0: time the whole run
+    line: Line | None = None  # link between the parties and the server; None: one process
 
 
 JOINT = {"backward": "joint", "num_local_steps": 1, "optimizer": "sgd"}
@@ -95,7 +95,7 @@ class Worker:
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._read()  # it is ready
+        self._read()  # the worker is ready
 
     def measure(self, case: str) -> float:
         """Return the CPU seconds of a case."""
@@ -130,7 +130,7 @@ def work(cases: Sequence[str]) -> None:
         train(loaded[key], config, workers=1)
         return time.process_time() - start
 
-    from glasu import train  # of the checkout on PYTHONPATH
+    from glasu import train  # the package of the checkout on PYTHONPATH
 
     for name in cases:
         seconds(name, 2)  # the second window takes part in the agreement on node sets
@@ -169,7 +169,7 @@ class Checkout:
                     own = folder / str(len(self.places))
                     own.mkdir(parents=True)
                     self.places[case.settings] = Place(own, case.settings, self.environment)
-                self._run(case, 1)  # compiles
+                self._run(case, 1)  # this run compiles the loops
 
     @contextlib.contextmanager
     def start_measuring(self) -> Iterator[Callable[[str], float]]:

@@ -1,4 +1,4 @@
-"""What does it cost to send 16 or 8 bits instead of 32? Accuracy, paired by seed, and tensor bytes.
+"""What does it cost in accuracy (paired by seed) to send 16 or 8 bits instead of 32, and how many bytes does it save?
 
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 

@@ -86,7 +86,7 @@ def run(clients: Sequence[Client]) -> None:
 
 
 class ExactGradient:
-    """The gradient of the summed loss of the clients over all training nodes, with all edges."""
+    """Compute the gradient of the summed loss of the clients over all training nodes, with all edges."""
 
     def __init__(self, config: RunConfig, parties: Sequence[PartyData]) -> None:
         self.clients = build(config, parties)
@@ -149,9 +149,9 @@ class Point:
     """One run of TQ updates: squared norms of the exact gradient, and the remaining loss."""
 
     updates: int  # TQ
-    average: float  # over all (t, q)
-    late: float  # over the last quarter of the updates
-    loss: float  # at the end, summed over the clients
+    average: float  # mean of the squared norms over all (t, q)
+    late: float  # mean of the squared norms over the last quarter of the updates
+    loss: float  # training loss at the end, summed over the clients
 
 
 def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
@@ -231,7 +231,7 @@ def list_last_layers(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
-    """Return the relative difference of the unsampled joint gradient to autograd through all clients together."""
+    """Return the relative difference of the unsampled joint gradient from autograd through all clients together."""
     exact = ExactGradient(config, parties)
     weights = weights_of(exact.clients)
     mine = exact.at(weights)[1]
@@ -250,7 +250,7 @@ def sampling_error(
     frozen = config.replace(train={"backward": "joint", "num_local_steps": 1, "num_rounds": draws, "seed": 1})
     deviations = protocol_gradients(frozen, parties, weights).double() - exact
     variance, mean = float(deviations.var(dim=0).sum()), deviations.mean(dim=0)
-    bias = float(mean.square().sum()) - variance / draws  # without the part that comes from the finite number of draws
+    bias = float(mean.square().sum()) - variance / draws  # corrected for the finite draws
     error = 2 * float((deviations @ mean).std()) / math.sqrt(draws)
     return float(exact.square().sum()), bias, error, variance
 

@@ -3,7 +3,7 @@
     python benchmarks/defaults.py --datasets cora,actor --seeds 10 --runs defaults.csv
 
 Every data set is divided among three parties (or has one party per relation), with 60, 20 and 20 % of each class for
-training, validation and test. `glasu` is `RunConfig()`: the preset chooses. The alternatives:
+training, validation and test. `glasu` is `RunConfig()`, where the preset chooses. The alternatives are:
 
 alone    the best party on validation, by its model with the settings that the preset chose or by label propagation
 ensemble averaged class probabilities of the parties that trained alone, with the same settings
@@ -13,8 +13,8 @@ sage     two layers of GraphSAGE on the pooled data, written with torch only; th
 gcn      two layers of GCN, trained like sage
 
 `--partition apart` puts features and edges at different parties. The score is the test accuracy, or the ROC AUC of
-minesweeper and tolokers. The table has the mean over the seeds and, in brackets, the 90 % interval of the paired
-difference glasu minus alternative. Runs in the file are not repeated.
+minesweeper and tolokers. The table shows the mean over the seeds and, in brackets, the 90 % interval of the
+paired difference, glasu minus the alternative. Runs in the file are not repeated.
 
 Two options repeat only some methods and add a table of the change. With `--timestamps` every party has one more column
 that says nothing: the seconds since 1970 of a random time within a year. With `--labels a` only party a has labels.
@@ -74,7 +74,7 @@ def apply_linear(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def drop(x: Tensor) -> Tensor:
-    """Apply dropout; of a sparse matrix to the stored values."""
+    """Apply dropout; in a sparse matrix, only to the stored values."""
     if x.layout is not torch.sparse_csr:
         return nn.functional.dropout(x, DROPOUT)
     values = nn.functional.dropout(x.values(), DROPOUT)
@@ -109,7 +109,7 @@ def make_config(dataset: str, seed: int, partition: str, labels: str = "all") ->
     """Return the default settings for a data set; `labels` is the party that has them, or "all"."""
     data: dict[str, Any] = {"name": dataset, "split": (0.6, 0.2, 0.2), "partition": partition}
     if partition == "apart" and dataset in BINARY:
-        data["num_clients"] = 2  # few columns: all of them at one party
+        data["num_clients"] = 2  # these data sets have few columns, so one party has all of them
     train = {"seed": seed, "labels": labels, **({"task": "binary"} if dataset in BINARY else {})}
     return glasu.RunConfig.from_dict({"data": data, "train": train})
 

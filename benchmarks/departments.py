@@ -1,4 +1,4 @@
-"""Data of the benchmarks on convergence and traffic: three departments that each have features and a network.
+"""Draw the data of the benchmarks on convergence and traffic: three departments with features and a network each.
 
 The data of a department separates some interests of its users and confuses others. No two departments confuse the same
 interests, so together they can separate all of them. The networks follow the same pattern.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INTERESTS = ("politics", "business", "culture", "sports", "travel", "science")
 SURPRISING = 0.08  # the share of users whose data is independent of their interest: no model can classify them
-SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten trains
+SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten is a training node
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Department:
     """The data of one department: a group per interest, and how clearly features and network show the group."""
 
     name: str
-    groups: tuple[int, ...]  # one per interest; interests of one group look the same
+    groups: tuple[int, ...]  # the group of each interest; interests of one group look the same
     num_features: int
     separation: float  # distance of the group centres from the origin; noise has variance 1 per column
     average_degree: float

@@ -42,7 +42,7 @@ COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001}
 ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 100, "evaluate_every": 5}
 FOUR_STEPS = {**COMMON, "num_local_steps": 4, "num_rounds": 60, "evaluate_every": 5, "method": "glasu"}
 JOINT = {"glasu": {**FOUR_STEPS, "warm_start": 100}, "glasu dropout": {**FOUR_STEPS, "party_dropout": 0.3}}
-ALONE = ("standalone", "ensemble", "smooth")  # the parties train once for all of these
+ALONE = ("standalone", "ensemble", "smooth")  # methods that share one training run of the parties
 ALTERNATIVES = ("centralized", *ALONE)
 FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes", "selected")
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
 
 
 def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row]:
-    """Train some methods with one setting and one seed; methods whose parties train alone share the training."""
+    """Train some methods with one setting and one seed; methods whose parties train alone share one run."""
     rows: list[Row] = []
     trained: tuple[Client, ...] = ()
     for method in methods:

@@ -4,9 +4,9 @@
 
 Every data set is trained with raw features (`data.features = "none"`) and with prepared ones (`"auto"`), with and
 without one more column per party ("+ time"): the seconds since 1970 of a random time within a year. Such a column says
-nothing about the classes. In "auto + rows", every prepared row is also divided by its length. Two settings: the
-default model, and two layers of sage. The score is the test accuracy, or the ROC AUC where there are two classes. Runs
-in the file are not repeated.
+nothing about the classes. In "auto + rows", every prepared row is also divided by its length. There are two settings:
+the default model, and two layers of sage. The score is the test accuracy, or the ROC AUC where there are two classes.
+Runs in the file are not repeated.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> /
 The last three use the dropout masks of step 0 in all steps of a round. The budget is either a number of exchanges or a
 CPU time: a round with K aggregation layers costs K exchanges with "local" and 2 K otherwise. For each budget and
 gradient, the step size is the one in STEPS whose mean validation score is higher than that of the next larger and the
-next smaller step. The equal CPU time is the smallest among the gradients. "corrected" needs one forward pass more than
-the others, because a step goes back only once.
+next smaller step. The equal CPU time is the smallest among the gradients. "corrected" needs one more forward
+pass than the others, because each forward pass allows only one backward pass.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Method:
     """A gradient."""
 
     Q: int
-    rounds: int  # that are computed
-    exchanges: int = 2  # per round and aggregation layer
+    rounds: int  # number of rounds that are computed
+    exchanges: int = 2  # exchanges per round and aggregation layer
 
 
 METHODS = {
@@ -144,8 +144,8 @@ class Training:
 
     def round(self, index: int) -> None:
         """Compute one round: JointInference, then Q steps."""
-        others: dict[int, list[Tensor]] = {}  # l: H_{-m}[l+1] of every client
-        constants: dict[int, list[Tensor]] = {}  # l: C_l / M of every client
+        others: dict[int, list[Tensor]] = {}  # layer l -> H_{-m}[l+1] of every client
+        constants: dict[int, list[Tensor]] = {}  # layer l -> C_l / M of every client
 
         def join(layer: int, partials: list[Tensor]) -> list[Tensor]:
             mean = self._mean(partials)
@@ -173,7 +173,7 @@ class Training:
         if self.method == "local":
             self._compute(index, 0, join, own_part)
             self._descend()
-            for step in steps:  # with new dropout masks
+            for step in steps:  # each step has new dropout masks
                 self._compute(index, step, merge, own_part)
                 self._descend()
             return
@@ -200,7 +200,7 @@ class Training:
         return torch.stack(tensors).sum(dim=0) / self.num_clients
 
     def _compute(self, index: int, masks: int, combine: Combine, share: Combine) -> None:
-        """Go forward and back, with the dropout masks of a local step; every client then has its gradient."""
+        """Compute one forward and backward pass of every client with the dropout masks of a local step."""
         batches = [dataclasses.replace(batch, round=index) for batch in self.batches]
         steps = [own.step(batch, masks) for own, batch in zip(self.learners, batches, strict=True)]
         hidden, gradients = self._forward(steps, combine), []
@@ -282,7 +282,7 @@ class Curve:
 
     validation: list[float]
     test: list[float]
-    seconds: list[float]  # CPU seconds until then, without evaluations
+    seconds: list[float]  # CPU seconds until each evaluation, without the evaluations
 
     def best(self, rounds: int) -> int:
         """Return the position of the first best evaluation within a number of rounds."""
@@ -305,7 +305,7 @@ def train(case: Case, parties: list[PartyData], method: str, step: float, seed: 
 
 
 class Comparison:
-    """All trainings of one case. A training whose curve is in the log is not repeated."""
+    """All training runs of one case. A run whose curve is in the log is not repeated."""
 
     def __init__(self, case: Case, tuning_seeds: range, log: Path) -> None:
         self.case, self.tuning_seeds, self.log = case, tuning_seeds, log
@@ -330,7 +330,7 @@ class Comparison:
         return self.curves[name]
 
     def seconds(self, method: str) -> float:
-        """Return the CPU seconds of a round: the median over all trainings."""
+        """Return the CPU seconds of a round: the median over all training runs."""
         curves = [curve for (own, _, _), curve in self.curves.items() if own == method]
         return statistics.median(curve.seconds[-1] / METHODS[method].rounds for curve in curves)
 

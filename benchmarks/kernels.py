@@ -27,7 +27,7 @@ from reference import csr
 from tables import markdown, place, show
 from timing import Work, in_turns, per_call, ratio
 
-ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # of a block in the paper's setting
+ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # size of a block in the paper's setting
 
 
 def random_graph(num_nodes: int, degree: int) -> Graph:

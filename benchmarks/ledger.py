@@ -1,8 +1,8 @@
 """What does the ledger cost per round, and what does it cost to sync it before a message leaves?
 
 One process trains on Cora three times: with totals only, with a ledger file per party, and again with totals only to
-show the noise. Then the entry of one release of Cora's size is measured alone: digest and line, line written, line
-written and synced, which is what a party between machines does before it sends.
+show the noise. Then the entry of one release of Cora's size is measured alone: digest and line, line written, and
+line written and synced. A party between machines does the last before it sends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train(rounds: int, folder: Path | None) -> tuple[float, float]:
 def compare_rounds(rounds: int, root: Path) -> str:
     """Return the table of whole rounds."""
     rows = []
-    train(2, None)  # compiles kernels and converts the data
+    train(2, None)  # this run compiles kernels and converts the data
     for name, folder in (("totals only", None), ("ledger files", root / "ledger"), ("totals only, again", None)):
         cpu, wall = train(rounds, folder)
         rows.append([name, f"{1e3 * cpu / rounds:.2f}", f"{1e3 * wall / rounds:.2f}"])

@@ -1,4 +1,4 @@
-"""What do masks and encryption cost? Accuracy, paired by seed, bytes, and the CPU time to hide one tensor.
+"""What do masks and encryption cost in accuracy (paired by seed), in bytes, and in CPU time per hidden tensor?
 
     python benchmarks/masks.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
     python benchmarks/masks.py --datasets cora --modes stale --seeds 1 --rounds 10 --jobs 1 \
@@ -35,7 +35,7 @@ from glasu.wire.encodings import Ciphertexts, Ring
 from glasu.wire.message_key import Key, Phase
 from tables import markdown
 
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # wire.precision and [privacy]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> wire.precision and keys of [privacy]
     **{f"plain {precision}": (precision, {}) for precision in PRECISIONS},
     **{f"masks {precision}": (precision, {"secure_aggregation": "masks"}) for precision in PRECISIONS},
     "ckks fp32": ("fp32", {"secure_aggregation": "ckks"}),
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # wire.precision and [privacy]
 EXACT = "plain fp32"
 DEFAULT_KINDS = tuple(kind for kind in KINDS if not kind.startswith("ckks"))
 HEADINGS = ("mode", "kind", "test %", "against plain", "against fp32", "bytes / plain", "bytes / fp32", "seconds")
-ALLOWED_LOSS = 0.5  # points, of masks against the plain run of the same precision
+ALLOWED_LOSS = 0.5  # points that masks may lose against the plain run of the same precision
 KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 

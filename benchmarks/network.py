@@ -28,7 +28,7 @@ from typing import Any
 from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
-SHORT, LONG = 20, 120  # rounds
+SHORT, LONG = 20, 120  # rounds of the short and the long run
 BUFFERED = 0.02  # seconds: bytes that the relay accepts ahead of a limited bandwidth
 CORA = """
 [data]
@@ -156,9 +156,9 @@ class Relay(threading.Thread):
         task = asyncio.create_task(write())
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                free = max(free, clock()) + len(data) / bandwidth  # when the link has accepted all of it
+                free = max(free, clock()) + len(data) / bandwidth  # the time at which the link has accepted all data
                 held.put_nowait((free + delay, data))
-                if bandwidth < float("inf"):  # a sender's machine would buffer little more
+                if bandwidth < float("inf"):  # a real link would also buffer only a little
                     await asyncio.sleep(max(0.0, free - clock() - BUFFERED))
         held.put_nowait((max(free, clock()) + delay, b""))
         await task
@@ -184,7 +184,7 @@ class Place:
 
     def __init__(self, folder: Path, settings: str, environment: dict[str, str] | None = None) -> None:
         self.folder, self.settings, self.environment = folder, settings, environment
-        said = self._glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # one line per party
+        said = self._glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # a line per party
         folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
         self.parties = [Path(name).name for name in folders]
         self._glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")

@@ -1,4 +1,4 @@
-"""Is GLASU better than the alternatives? Paired over the seeds, from the results of `glasu reproduce`.
+"""Is GLASU better than the alternatives, if the results of `glasu reproduce` are paired by seed?
 
     glasu reproduce accuracy --seeds 10 --methods centralized,standalone,ensemble,smooth,glasu-4 --out DIR
     python benchmarks/pairs.py DIR/results.csv

@@ -6,7 +6,7 @@ import copy
 
 from glasu import DataConfig, ModelConfig, PartyData, RunConfig, TrainConfig
 
-WINDOW = 16  # rounds whose node sets are drawn together; only whole windows are timed
+WINDOW = 16  # number of rounds whose node sets are drawn together; only whole windows are timed
 
 
 def paper_settings(**train: object) -> RunConfig:

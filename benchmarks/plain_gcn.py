@@ -1,10 +1,10 @@
 """How accurate are a GCN and a GCNII that are written with PyG only and see all data?
 
-They are the baseline for `centralized`: the same splits, all features, all edges, the whole graph in every step, the
-epoch selected on validation. If the relations of a data set are parties, the script also measures each party alone
-and a linear probe: logistic regression on A_hat^2 X, of one party and of all parties concatenated. The relations of
-DBLP have millions of edges among 4,057 nodes. For them A_hat is a dense matrix: the same function as PyG's layers,
-but faster.
+These models are the baseline for `centralized`. They have the same splits, all features and all edges, use the whole
+graph in every step, and select the epoch on validation nodes. If the relations of a data set are parties, the script
+also measures each party alone and a linear probe: logistic regression on A_hat^2 X, of one party and of all parties
+concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For them A_hat is a dense matrix, which
+gives the same function as PyG's layers but is faster.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python benchmarks/privacy.py --datasets cora --parts once,noise,labels
 
-Settings: gcnii with four layers, released after the second (`train.release = "once"`), defaults otherwise; every party
-selects its weights on validation nodes, and no setting was chosen on test nodes. `once`: test accuracy of the mean of
-all parties and of the parties alone with their own upper layers, and bytes. `noise`: epsilon of a zeroed row if it is
-released that many times over the life of the data (a run releases it once; class probabilities stay at the parties),
-delta 1e-5, clip 1, sensitivity 1 (zeroed) and 2 (replaced); test accuracy is the mean over the parties. `labels`:
-randomised response of the training labels, no noise, with one release and with ordinary rounds (Q = 4). Baselines:
-parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth). Only the first of the
-three releases nothing.
+The runs use gcnii with four layers, released after the second (`train.release = "once"`), and defaults otherwise. Every
+party selects its weights on validation nodes, and no setting was chosen on test nodes. `once`: test accuracy of the
+mean of all parties and of the parties alone with their own upper layers, and bytes. `noise`: epsilon of a zeroed row if
+it is released that many times over the life of the data (a run releases it once; class probabilities stay at the
+parties), delta 1e-5, clip 1, sensitivity 1 (zeroed) and 2 (replaced); test accuracy is the mean over the parties.
+`labels`: randomised response of the training labels, no noise, with one release and with ordinary rounds (Q = 4). The
+baselines are the parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth).
+Only the first of these three releases nothing.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tables import markdown, place, show
 from timing import Timing, in_turns, per_call, ratio, timed_rounds
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
-PLAIN_ROUNDS = 4  # per turn
+PLAIN_ROUNDS = 4  # rounds of the plain program per turn
 HIDDEN = 192
 SIZE, COPIED = 768, 2**24  # matrix size and number of copied values of the peak measurements
 

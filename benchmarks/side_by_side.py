@@ -2,8 +2,8 @@
 
     python benchmarks/side_by_side.py OLD_TREE [--cases small,cora]
 
-A server and three parties of each checkout train at the same time on this machine. So whatever else runs here slows
-both down alike; the times of runs that alternate (compare_trees.py) vary by a factor of two on a busy machine. A turn
+A server and three parties of each checkout train at the same time on this machine. So other load slows both
+down alike. The times of runs that alternate (compare_trees.py) vary by a factor of two on a busy machine. A turn
 is a window of some seconds: the CPU time of the processes of a checkout in the window, divided by the rounds in it.
 After every fifth turn the processes are replaced. The table gives the median over the turns of the ratio new / old
 and its 95 % interval from order statistics.
@@ -25,8 +25,8 @@ from compare_trees import PROCESS_TURNS, TREE, interval
 from network import CORA, GLASU, LOOPBACK, SMALL, Line, Place, Relay, wait_for_port
 from tables import markdown, place, positive, show
 
-ROUNDS = 1_000_000  # no run gets that far
-FIRST_ROUND = 40  # rounds before the first window: they compile and fill caches
+ROUNDS = 1_000_000  # more rounds than any run reaches
+FIRST_ROUND = 40  # first round of the first window; the rounds before it compile loops and fill caches
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 CASES: dict[str, tuple[str, Line]] = {
     "small": (SMALL, LOOPBACK),

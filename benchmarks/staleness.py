@@ -2,9 +2,9 @@
 
     python benchmarks/staleness.py --seeds 3 --jobs 2
 
-The script compares Q = 4 with Q = 1 and four times the rounds: the same number of local steps, evaluated after the
-same steps, with and without staleness. If staleness were the cause, Q = 4 would be worse at equal steps. "Every 40"
-is the best of every tenth evaluation, as a run with evaluate_every = 10 sees it.
+The script compares Q = 4 with Q = 1 and four times the rounds: both take the same number of local steps and are
+evaluated after the same steps, but only the first has staleness. If staleness were the cause, Q = 4 would be worse at
+equal steps. "Every 40" is the best of every tenth evaluation, as a run with evaluate_every = 10 sees it.
 """
 
 from __future__ import annotations

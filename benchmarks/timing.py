@@ -1,4 +1,4 @@
-"""Measure CPU time: of functions in alternating turns, and of whole rounds with all parties and the server."""
+"""Measure the CPU time of functions in alternating turns, and of whole rounds with all parties and the server."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Timing:
 
     seconds: float  # CPU seconds per round
     shares: dict[str, float]  # fraction of the seconds, by phase
-    bytes: float  # per round
-    exchanges: float  # per round
-    batches: tuple[tuple[Batch, ...], ...]  # per client, of the first window only, because batches need memory
+    bytes: float  # bytes per round
+    exchanges: float  # exchanges per round
+    batches: tuple[tuple[Batch, ...], ...]  # batches of each client; only of the first window, to save memory
 
     @property
     def rows(self) -> float:

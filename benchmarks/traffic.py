@@ -18,8 +18,8 @@ from glasu.runtime.simulation import simulate
 from tables import markdown, place, show
 
 NUM_LAYERS = 4
-LAYERS = {1: (3,), 2: (1, 3), 4: (0, 1, 2, 3)}  # K: I
-STEPS = (1, 4, 16)  # Q
+LAYERS = {1: (3,), 2: (1, 3), 4: (0, 1, 2, 3)}  # K -> I
+STEPS = (1, 4, 16)  # values of Q
 AGGREGATIONS: tuple[Literal["mean", "concat"], ...] = ("mean", "concat")
 SAMPLERS: tuple[Literal["full", "shared", "neighbor"], ...] = ("full", "shared", "neighbor")
 
@@ -28,8 +28,8 @@ SAMPLERS: tuple[Literal["full", "shared", "neighbor"], ...] = ("full", "shared",
 class Cost:
     """The cost of one round."""
 
-    tensors: float  # bytes, with headers and losses
-    node_sets: float  # bytes
+    tensors: float  # bytes of tensors, with headers and losses
+    node_sets: float  # bytes of node sets
     exchanges: float
     first: int  # exchanges before the first round
 

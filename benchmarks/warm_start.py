@@ -2,11 +2,11 @@
 
     python benchmarks/warm_start.py --dataset cora --hidden 16,64 --steps 0,50,100,200 --seeds 3
 
-One aggregation layer (K = 1), gcnii, default settings otherwise, 100 rounds, an evaluation every 5. Figures are means
-over seeds in per cent: validation accuracy of the ensemble and of the joint model before round 0, of the joint model
-after 5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the number of rounds after which the
-validation accuracy first comes within two points of the best one of the same seed without warm start (median), and
-"ensemble selected" the number of runs in which no joint model was better.
+The runs have one aggregation layer (K = 1), gcnii, 100 rounds, an evaluation every 5 rounds, and defaults otherwise.
+Figures are means over seeds in per cent: validation accuracy of the ensemble and of the joint model before round 0, of
+the joint model after 5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the number of rounds
+after which the validation accuracy first comes within two points of the best one of the same seed without warm start
+(median), and "ensemble selected" the number of runs in which no joint model was better.
 """
 
 from __future__ import annotations
