@@ -167,13 +167,13 @@ class CandidateDiverged(Event):
 
 @dataclass(frozen=True)
 class Collapsed(Event):
-    """Event: the selected model predicts one class for all validation nodes."""
+    """Event: on the validation nodes the selected model is no better than one prediction for all of them."""
 
     def __str__(self) -> str:
         return (
-            "the selected model predicts one class for all validation nodes: it has learned nothing. Use exact "
-            'gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer '
-            "layers, or another train.learning_rate"
+            "on the validation nodes the selected model is no better than one prediction for all nodes: it has learned "
+            'nothing. Use exact gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = '
+            '"layer", fewer layers, or another train.learning_rate'
         )
 
 
