@@ -35,6 +35,25 @@ def test_a_race_ends_with_the_weights_of_a_run_with_the_winners_settings(name):
     assert raced.traffic.by_phase["control"] > 0
 
 
+@pytest.mark.parametrize("keys", [{"warm_start": 6}, {"num_local_steps": 3}, {"optimizer": "sgd"}], ids=str)
+def test_a_key_that_no_candidate_fixes_applies_to_all_candidates_of_a_race(keys):
+    config, parties = race("another one wins", **keys)
+    report = simulate(parties, config).report
+    assert len(report.race.candidates) == 2
+    assert {key: getattr(report.config.train, key) for key in keys} == keys
+    assert_same_end(report, simulate(parties, find_candidate(config, report.config.train.learning_rate)).report)
+
+
+def test_with_error_feedback_the_rules_choose_and_one_line_says_so(caplog):
+    config, parties = race("another one wins", feedback=True)
+    with caplog.at_level(logging.INFO, "glasu.runtime.telemetry"):
+        report = simulate(parties, config).report
+    (line,) = [line for line in caplog.messages if "the preset chose" in line]
+    assert "by rules, without a race: with wire.feedback = true" in line
+    assert (report.race.rounds, [each.chosen for each in report.race.candidates]) == (0, [True])
+    assert_same_end(report, simulate(parties, find_candidate(config, USELESS)).report)
+
+
 def test_the_scores_of_all_candidates_are_in_the_report():
     config, parties = race("another one wins")
     summary = simulate(parties, config).report.race

@@ -79,7 +79,11 @@ class Candidate:
                 changes.setdefault(section, {})[key] = value
             elif getattr(getattr(config, section), key) != value:
                 return None
+        optimizer = self.suggestions.get("train", {}).get("optimizer", TrainConfig.optimizer)
+        other_optimizer = "optimizer" in config.train.given and config.train.optimizer != optimizer
         for section, key, value in _list_keys(self.suggestions):
+            if key == "learning_rate" and other_optimizer:  # its steps have another scale
+                continue
             if key not in getattr(config, section).given:
                 changes.setdefault(section, {})[key] = value
         return config.replace(**changes)
@@ -126,23 +130,20 @@ class Preset:
 # treat a node's own row and the mean of its neighbours separately are better. docs/experiments.md has the comparison.
 _FOUR_GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _TWO_SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-# A warm start and error feedback need a fixed structure. A run that uses them has no race.
-_NO_FEEDBACK = {"feedback": False}
-_ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
-_LOCAL = {**_ROUNDS, "backward": "local"}
-_EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
-_EXACT_SAGE: Sections = {"model": _TWO_SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
-_EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
-_LONG = {"num_rounds": 200}
-_SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
-_LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
+_LOCAL = {"release": "rounds", "backward": "local"}
+_EXACT = {"release": "rounds", "backward": "joint"}
+_EXACT_SAGE: Sections = {"model": _TWO_SAGE, "train": _EXACT}
+_EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT}
+_MANY_ROUNDS = {"num_local_steps": 1, "num_rounds": 200}
+_SMALL_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.01}
+_LARGE_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.03}
 # The exact gradient is that of the sum of all losses. With one loss instead of M, decay weighs about M times as much.
 _OWNER_STEPS = {**_LARGE_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _FOUR_GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
+            Candidate({"model": _FOUR_GCNII, "train": _LOCAL}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
@@ -152,10 +153,10 @@ PRESETS: dict[str, Preset] = {
             Candidate(_EXACT_GCNII, {"train": _OWNER_STEPS}, False, for_one_owner=True),
         ),
         chooses_layer=True,
-        # With local gradients, or without normalisation, such a network often predicts one class.
+        # With local gradients, or without normalisation, such a network often learns nothing.
         deep=Candidate(
-            {"train": _EXACT, "wire": _NO_FEEDBACK},
-            {"model": {"normalization": "layer"}, "train": {**_LONG, "learning_rate": 0.01}},
+            {"train": _EXACT},
+            {"model": {"normalization": "layer"}, "train": {**_MANY_ROUNDS, "learning_rate": 0.01}},
         ),
     ),
     "none": Preset(),
@@ -210,9 +211,17 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: not _find_backbone(found[index][1]).separates_own_row)
-    # A server without scores cannot decide a race: the rules above decide alone.
-    can_race = not keeps_scores(config) and is_race_short([found[index][1] for index in kept])
+    can_race = not find_race_obstacle(config) and is_race_short([found[index][1] for index in kept])
     return kept if can_race else kept[:1]
+
+
+def find_race_obstacle(config: RunConfig) -> str:
+    """Return the setting that allows no race, so that the rules decide alone, and why; an empty string if none does."""
+    if keeps_scores(config):
+        return "the server has no validation scores"
+    if config.wire.feedback:
+        return "with wire.feedback = true all rounds need the same layers"
+    return ""
 
 
 def describe_situation(party: PartyData, *, labels_nodes: bool) -> Situation:

@@ -6,7 +6,8 @@ another candidate is better by more than one standard error. If it wins, it cont
 from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's settings
 give without a race.
 
-With masks the server sees no scores. Then there is no race: the rules choose the preferred candidate.
+Some settings allow no race (`find_race_obstacle`), for example masks, because the server sees no scores. Then the rules
+choose the preferred candidate.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu.config import list_candidates
-from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
+from glasu.data.presets import (
+    Situation,
+    count_race_rounds,
+    describe_situation,
+    find_race_obstacle,
+    list_chosen,
+    order_candidates,
+)
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.receiving import receive_answer
@@ -169,6 +177,7 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
         restarts=progress.round == 0,
         score=own,
         other_scores=() if own is None else tuple(scores.values()),
+        obstacle=find_race_obstacle(role.requested) if len(race.order) == 1 else None,
     )
 
 
