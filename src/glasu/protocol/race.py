@@ -59,12 +59,12 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         own = describe_situation(client.data.party, labels_nodes=labels_nodes)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
         answer = yield from receive_answer(client, Candidates, key)
-        progress.race = _start_race(_read_positions(answer, num_candidates))
+        progress.race = _start_race(_read_positions(answer, num_candidates), client.release.ledger.count_releases())
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
         key = client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
         answer = yield from receive_answer(client, Candidates, key)
-        yield _decide(client, _read_winner(answer, progress.race))
+        yield _decide(client, _read_winner(answer, progress.race), client.release.ledger.count_releases())
 
 
 def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
@@ -148,16 +148,16 @@ def _score(role: Client | Server) -> float:
     return math.nan if best is None else best
 
 
-def _start_race(order: Sequence[int]) -> Race:
-    return Race(tuple(order), chosen=order[0] if len(order) == 1 else None)
+def _start_race(order: Sequence[int], releases: int = 0) -> Race:
+    return Race(tuple(order), chosen=order[0] if len(order) == 1 else None, releases=releases)
 
 
-def _decide(role: Client | Server, winner: int) -> CandidateStarted:
+def _decide(role: Client | Server, winner: int, releases: int = 0) -> CandidateStarted:
     """End the race. Unless the winner is the candidate that ran last, it starts again from round 0."""
     progress = role.progress
     race = progress.race
     assert race is not None
-    progress.race = dataclasses.replace(race, chosen=winner)
+    progress.race = dataclasses.replace(race, chosen=winner, releases=releases)
     if winner != race.candidate:
         progress.start_over(_find_last_number(role.config.train))
         role.adopt_candidate()
@@ -178,6 +178,7 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
         score=own,
         other_scores=() if own is None else tuple(scores.values()),
         obstacle=find_race_obstacle(role.requested) if len(race.order) == 1 else None,
+        releases=None if race.chosen is None else race.releases or None,  # every client releases its situation
     )
 
 

@@ -145,6 +145,8 @@ class CandidateStarted(Event):
     other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
     # If the rules chose it without a race: the setting that allows none, or an empty string. None: there is a race.
     obstacle: str | None = None
+    # If it was chosen: the releases until then, of a client, or in a simulation of all clients. None: at a server.
+    releases: int | None = None
 
     def __str__(self) -> str:
         listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())

@@ -98,6 +98,7 @@ class Race:
     # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
+    releases: int = 0  # at a client: its releases until the choice
 
     @property
     def candidate(self) -> int:
