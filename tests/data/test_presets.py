@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WireConfig, list_candidates, resolve
+from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.presets import (
     PRESETS,
@@ -232,6 +233,19 @@ def test_few_edges_or_no_labels_give_no_estimate():
     assert measure_homophily(tiny_parties()[0]) is None
     hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
     assert describe_situation(hidden, labels_nodes=False).homophily is Homophily.UNKNOWN
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("num_pairs", [99, 100])
+def test_homophily_needs_100_pairs_of_training_nodes_with_an_edge_in_one_or_both_directions(directions, num_pairs):
+    party = tiny_parties(num_nodes=200)[0]
+    train = party.splits.train
+    source, target = (train[each] for each in np.triu_indices(len(train), 1))
+    source, target = source[:num_pairs], target[:num_pairs]
+    back = (target, source) if directions == 2 else (source[:0], target[:0])
+    graph = Graph.from_edges(np.concatenate([source, back[0]]), np.concatenate([target, back[1]]), 200)
+    found = measure_homophily(replace(party, graph=graph))
+    assert (found is None) is (num_pairs < 100)
 
 
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_array])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
 PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
-MIN_TRAINING_EDGES = 200  # minimum number of directed edges between training nodes to estimate homophily
+MIN_TRAINING_EDGES = 100  # minimum number of pairs of training nodes with an edge to estimate homophily
 # Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if they do so as often as by
 # chance.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
@@ -254,16 +254,20 @@ def measure_homophily(party: PartyData) -> float | None:
     known = np.full(party.num_nodes, -1, np.int64)
     known[party.splits.train] = labels
     counts, equal = np.zeros(len(party.classes), np.int64), 0
+    pairs: set[tuple[int, int]] = set()
     for nodes, indptr in graph.node_pieces():  # in pieces: a large edge list does not fit into memory
-        ends = np.stack([known[graph.indices[indptr[0] : indptr[-1]]], np.repeat(known[nodes], np.diff(indptr))])
-        ends = ends[:, (ends >= 0).all(axis=0)]
+        targets = np.repeat(np.arange(nodes.start, nodes.stop), np.diff(indptr))
+        edges = np.stack([graph.indices[indptr[0] : indptr[-1]], targets])
+        edges = edges[:, (known[edges] >= 0).all(axis=0)]
+        ends = known[edges]
         counts += np.bincount(ends.ravel(), minlength=len(counts))
         equal += int(np.count_nonzero(ends[0] == ends[1]))
-    num_edges = int(counts.sum()) // 2
-    if num_edges < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
+        # A pair has at most one edge in each direction, so these edges have enough pairs if the piece has.
+        pairs.update((min(edge), max(edge)) for edge in edges[:, : 2 * MIN_TRAINING_EDGES].T.tolist())
+    if len(pairs) < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
         return None
     chance = float(np.square(counts / counts.sum()).sum())
-    return (equal / num_edges - chance) / (1 - chance)
+    return (2 * equal / int(counts.sum()) - chance) / (1 - chance)
 
 
 def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
