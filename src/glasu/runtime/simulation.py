@@ -346,9 +346,12 @@ def _run_scripts(
                 checkpoints.save(name, action.take_state())
             return
         measured = by_party and isinstance(action, Evaluated)  # every party measures its scores
-        if name is None and isinstance(action, CandidateStarted) and action.chosen:
-            action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
-        if name == reporter or server is None or measured or isinstance(action, Collapsed):
+        reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
+        if isinstance(action, CandidateStarted):
+            reports = name is None  # then all clients wait, so their releases can be counted
+            if reports and action.chosen:
+                action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
+        if reports:
             telemetry.observe(action)
             if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
                 action = replace(action, party=None)
