@@ -24,6 +24,7 @@ OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
     [
         ("another one wins", {}),
         ("the preferred one diverges", OWNER),
+        ("another one wins", {"feedback": True}),  # the rules choose
         *(
             pytest.param(name, keys, marks=pytest.mark.slow)
             for name, keys in [

@@ -154,6 +154,8 @@ STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates 
     [
         ("another one wins", {}),
         ("the second of three wins", {}),
+        ("another one wins", {"warm_start": 3}),
+        ("another one wins", {"feedback": True}),
         ("another one wins", STOPPING),
         ("the preferred one diverges", {}),
         ("another one diverges", STOPPING),
