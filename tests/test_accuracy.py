@@ -34,6 +34,53 @@ def test_the_defaults_train_on_raw_features(data_root, name, least):
     assert train(load_parties(config), config).test.accuracy >= least
 
 
+DEEP = {"num_layers": 4, "aggregation_layers": [0, 1, 2, 3]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["features", "apart"])
+@pytest.mark.parametrize("backbone", ["gcn", "sage"])
+@pytest.mark.parametrize("num_local_steps", [None, 4])
+def test_the_preset_keeps_deep_networks_from_collapse_on_cora(data_root, backbone, partition, num_local_steps):
+    train_keys = {} if num_local_steps is None else {"num_local_steps": num_local_steps}
+    data = {"name": "cora", "partition": partition, "root": str(data_root)}
+    config = RunConfig.from_dict({"data": data, "model": {"backbone": backbone, **DEEP}, "train": train_keys})
+    report = train(load_parties(config), config)
+    assert report.test.accuracy >= 0.75
+    assert not report.notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "partition"), [("gcn", "apart"), ("sage", "features"), ("gcn", "features")])
+def test_without_the_preset_a_deep_network_that_learned_nothing_is_reported(data_root, backbone, partition):
+    data = {"name": "cora", "partition": partition, "root": str(data_root)}
+    sections = {"data": data, "model": {"backbone": backbone, **DEEP}, "train": {"preset": "none"}}
+    config = RunConfig.from_dict(sections)
+    report = train(load_parties(config), config)
+    assert report.test.accuracy < 0.4
+    assert any("learned nothing" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("backbone", ["gcn", "sage"])
+def test_a_deep_network_on_synthetic_data_learns_more_with_the_preset(backbone):
+    found = {}
+    for preset in ("none", "auto"):
+        sections = {
+            "data": {
+                "name": "synthetic",
+                "num_nodes": 400,
+                "num_features": 24,
+                "average_degree": 4.0,
+                "num_classes": 4,
+            },
+            "model": {"backbone": backbone, "hidden": 16, **DEEP},
+            "train": {"preset": preset, "num_rounds": 40},
+        }
+        config = RunConfig.from_dict(sections)
+        found[preset] = train(load_parties(config), config).test.accuracy
+    assert found["auto"] >= 0.8 > 0.65 > found["none"], found
+
+
 def demo_accuracy(method, num_rounds, seed=0):
     config = make_demo_config(num_rounds, seed).replace(train=METHOD_SETTINGS[method])
     return train(load_parties(config), config).test

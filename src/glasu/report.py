@@ -185,6 +185,9 @@ class RaceSummary(JsonRecord):
     preset: str
     rounds: int  # rounds of every candidate in the race; 0: the rules left one candidate
     candidates: tuple[CandidateSummary, ...]  # the preferred one first
+    bytes: int  # cost of the run until the choice, including repeated rounds
+    exchanges: int
+    releases: Mapping[str, int] | None = None  # by party, as far as the role knows them; None: at a server
 
 
 @dataclass(frozen=True)
@@ -429,10 +432,11 @@ class PartyReport(Report):
     validation: SplitScores | None = None
     history: tuple[HistoryEntry, ...] | None = None
     losses: tuple[float, ...] | None = None  # losses of this party
+    race: RaceSummary | None = None  # as in `RunReport`; without scores, and with the cost of this party
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values; scores that the server reports are omitted."""
-        known = {name for name in ("validation", "history", "losses") if getattr(self, name) is None}
+        known = {name for name in ("validation", "history", "losses", "race") if getattr(self, name) is None}
         return {key: value for key, value in super().to_dict().items() if key not in known}
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, list_candidates, resolve
+from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WireConfig, list_candidates, resolve
+from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.presets import (
     PRESETS,
@@ -44,9 +45,6 @@ OTHER = {
     "learning_rate": 0.5,
     "weight_decay": 0.25,
     "num_rounds": 17,
-    "warm_start": 5,
-    "feedback": True,
-    "optimizer": "sgd",
 }
 COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
 
@@ -80,6 +78,10 @@ def test_a_deep_network_without_skip_connections_has_exact_gradients_and_layer_n
     model = ModelConfig(backbone="gcn", num_layers=4, aggregation_layers=(0, 1, 2, 3))
     (deep,) = list_candidates(RunConfig(model=model))
     assert (deep.model.normalization, deep.train.backward, deep.train.num_local_steps) == ("layer", "joint", 1)
+    for keys in ({"num_local_steps": 4}, {"optimizer": "sgd"}, {"warm_start": 5}):
+        (kept,) = list_candidates(RunConfig(model=model, train=TrainConfig(**keys)))
+        assert (kept.model.normalization, kept.train.backward) == ("layer", "joint")
+        assert {key: getattr(kept.train, key) for key in keys} == keys
     for other in (
         RunConfig(model=model, train=TrainConfig(backward="local")),
         RunConfig(model=ModelConfig(backbone="gcn", num_layers=2, aggregation_layers=(0, 1))),
@@ -87,6 +89,49 @@ def test_a_deep_network_without_skip_connections_has_exact_gradients_and_layer_n
         RunConfig(model=model, train=TrainConfig(preset="none")),
     ):
         assert list_candidates(other) == (other,)
+
+
+FREE = [
+    {"train": {"num_local_steps": 4}},
+    {"train": {"warm_start": 100}},
+    {"train": {"optimizer": "sgd"}},
+    {"wire": {"feedback": True}},
+]
+
+
+@pytest.mark.parametrize("keys", FREE, ids=str)
+def test_a_key_that_is_no_structure_keeps_all_candidates(keys):
+    config, default = RunConfig.from_dict(keys), RunConfig()
+    structures = [(each.model, each.train.backward) for each in list_candidates(config)]
+    assert structures == [(each.model, each.train.backward) for each in list_candidates(default)]
+    lacking = [COMPLETE, COMPLETE._replace(has_edges=False)]
+    assert order_candidates(config, lacking)[0] == order_candidates(default, lacking)[0]
+    for candidate in list_candidates(config):
+        (section, pair), *_ = keys.items()
+        assert {key: getattr(getattr(candidate, section), key) for key in pair} == pair
+
+
+def test_with_labels_at_one_party_several_local_steps_keep_exact_gradients():
+    candidates = list_candidates(RunConfig(train=TrainConfig(labels="a", num_local_steps=4)))
+    assert {(each.train.backward, each.train.num_local_steps) for each in candidates} == {("joint", 4)}
+
+
+@pytest.mark.parametrize("preset", ["auto", "paper"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_suggested_learning_rate_applies_only_to_the_optimizer_that_it_suits(preset, optimizer):
+    config = RunConfig(train=TrainConfig(preset=preset, optimizer=optimizer))
+    rates = {each.train.learning_rate for each in list_candidates(config)}
+    suited = {"auto": "adam", "paper": "sgd"}[preset] == optimizer
+    assert (rates == {TrainConfig.learning_rate}) is not suited
+
+
+def test_error_feedback_lets_the_rules_choose_without_a_race():
+    config = RunConfig(wire=WireConfig(feedback=True))
+    candidates = list_candidates(config)
+    for situation, backward in ((COMPLETE, "local"), (COMPLETE._replace(has_features=False), "joint")):
+        (chosen,) = order_candidates(config, [COMPLETE, situation])
+        assert candidates[chosen].train.backward == backward
+    assert len(order_candidates(RunConfig(), [COMPLETE, COMPLETE])) == 2
 
 
 def test_without_a_preset_every_key_is_taken_as_written():
@@ -188,6 +233,19 @@ def test_few_edges_or_no_labels_give_no_estimate():
     assert measure_homophily(tiny_parties()[0]) is None
     hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
     assert describe_situation(hidden, labels_nodes=False).homophily is Homophily.UNKNOWN
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("num_pairs", [99, 100])
+def test_homophily_needs_100_pairs_of_training_nodes_with_an_edge_in_one_or_both_directions(directions, num_pairs):
+    party = tiny_parties(num_nodes=200)[0]
+    train = party.splits.train
+    source, target = (train[each] for each in np.triu_indices(len(train), 1))
+    source, target = source[:num_pairs], target[:num_pairs]
+    back = (target, source) if directions == 2 else (source[:0], target[:0])
+    graph = Graph.from_edges(np.concatenate([source, back[0]]), np.concatenate([target, back[1]]), 200)
+    found = measure_homophily(replace(party, graph=graph))
+    assert (found is None) is (num_pairs < 100)
 
 
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_array])

@@ -415,3 +415,55 @@ def test_an_example_of_a_node_task_is_a_node(task):
     targets = TASKS[task]().find_targets(tiny_parties(1)[0], examples)
     assert targets.nodes is targets.examples is examples
     assert targets.rows is None
+
+
+def is_collapsed(task: Task, scores: np.ndarray, labels: np.ndarray, classes: int) -> bool:
+    names = [str(index) for index in range(classes)]
+    return task.is_collapsed(task.evaluate(scores, labels), labels, names)
+
+
+def test_a_model_no_better_than_the_most_frequent_class_has_learned_nothing_whatever_it_predicts():
+    labels = np.repeat([0, 1, 2], [50, 25, 25])
+    constant, several, useful = np.zeros(100, int), labels.copy(), labels.copy()
+    several[:50], several[50:] = np.arange(50) % 2, np.arange(50) % 3  # 25 + 16 hits
+    useful[np.arange(100) % 10 < 4] = 0  # 80 hits
+    said = {"constant": constant, "several": several, "useful": useful}
+    found = {name: is_collapsed(Multiclass(), np.eye(3)[each], labels, 3) for name, each in said.items()}
+    assert found == {"constant": True, "several": True, "useful": False}
+
+
+@pytest.mark.parametrize("hits", [50, 54, 56, 70])
+def test_a_model_has_learned_something_if_it_exceeds_the_most_frequent_class_by_more_than_a_standard_error(hits):
+    labels = np.repeat([0, 1], 50)
+    said = labels.copy()
+    said[: 100 - hits] = 1
+    assert is_collapsed(Multiclass(), np.eye(2)[said], labels, 2) == (hits < 55)  # one standard error is 5 nodes
+
+
+def test_of_two_classes_the_ranking_decides_and_not_the_threshold():
+    labels = (np.arange(400) % 20 == 0).astype(np.int64)  # 5 % are positive
+    noise = np.random.default_rng(0).uniform(0, 0.1, 400)
+    ranked, blind = noise + 0.05 * labels, noise
+    collapsed = [is_collapsed(TASKS["binary"](), np.stack([1 - p, p], axis=1), labels, 2) for p in (ranked, blind)]
+    assert collapsed == [False, True]
+
+
+def test_of_several_classes_per_node_predicting_the_usual_value_of_each_class_is_nothing():
+    labels = (np.random.default_rng(0).random((200, 3)) < [0.8, 0.2, 0.1]).astype(np.int64)
+    usual = np.tile([0.8, 0.2, 0.1], (200, 1))
+    useful = np.where(labels == 1, 0.7, 0.3)
+    assert [is_collapsed(TASKS["multilabel"](), each, labels, 3) for each in (usual, useful)] == [True, False]
+
+
+def test_a_regression_that_does_not_beat_the_mean_has_learned_nothing():
+    task, rng = TASKS["regression"](), np.random.default_rng(0)
+    labels = 1e6 + rng.standard_normal(200)
+    task.fit(labels, (), TrainConfig(task="regression"))
+    guesses = {"mean": np.full(200, 1e6), "noise": 1e6 + rng.standard_normal(200), "useful": labels + 0.3}
+    found = {name: is_collapsed(task, each[:, None], labels, 0) for name, each in guesses.items()}
+    assert found == {"mean": True, "noise": True, "useful": False}
+
+
+def test_of_few_nodes_or_of_equal_labels_nothing_is_said():
+    for labels in (np.repeat([0, 1], [10, 9]), np.zeros(100, int), np.repeat([0, -1], 50)):
+        assert not is_collapsed(Multiclass(), np.eye(2)[np.zeros(len(labels), int)], labels, 2)

@@ -1,4 +1,4 @@
-"""The server of a run over gRPC says that the selected model predicts one class."""
+"""The server of a run over gRPC says that the selected model has learned nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support.collapsed import make_collapsing_run
 from support.kits import simulate_with_secrets
 from support.tiny import assert_same_run
 
-WARNING = "predicts one class for all validation nodes"
+WARNING = "no better than one prediction for all nodes"
 
 
 @pytest.mark.parametrize("labels", ["all", "b"])
-def test_the_server_reports_and_logs_a_model_that_predicts_one_class(labels, kits, tmp_path, caplog):
+def test_the_server_reports_and_logs_a_model_that_has_learned_nothing(labels, kits, tmp_path, caplog):
     config, parties = make_collapsing_run(labels=labels)
     cluster = Cluster(config, parties, kits, tmp_path)
     with caplog.at_level(logging.WARNING, "glasu.runtime.telemetry"):

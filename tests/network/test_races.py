@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
     [
         ("another one wins", {}),
         ("the preferred one diverges", OWNER),
+        ("another one wins", {"feedback": True}),  # the rules choose
         *(
             pytest.param(name, keys, marks=pytest.mark.slow)
             for name, keys in [
@@ -34,10 +37,19 @@ OWNER = {"sampler": "neighbor", "fanout": 2, "batch_size": 6, "labels": "b"}
 )
 def test_a_race_over_the_network_is_the_race_in_one_process(name, keys, kits, tmp_path):
     config, parties = race(name, **keys)
-    served, reports = Cluster(config, parties, kits, tmp_path).run()
+    cluster = Cluster(config, parties, kits, tmp_path)
+    served, reports = cluster.run()
     simulated = simulate_with_secrets(parties, config).report
     assert_same_run(served, simulated)
-    assert served.race == simulated.race
+    assert served.race == replace(simulated.race, releases=None)  # the server does not know them
+    for party, report in reports.items():
+        own = report["race"]
+        assert own["releases"] == {party: simulated.race.releases[party]}
+        assert 0 < own["bytes"] < served.race.bytes
+        assert own["exchanges"] == served.race.exchanges
+        assert [each["chosen"] for each in own["candidates"]] == [each.chosen for each in served.race.candidates]
+        (line,) = [line for line in cluster.lines[party] if "the preset chose" in line]
+        assert f" and {own['releases'][party]} releases so far." in line
     chosen = {report["config"]["train"]["learning_rate"] for report in reports.values()}
     assert chosen == {simulated.config.train.learning_rate}
 

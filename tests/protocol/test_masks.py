@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -426,13 +427,17 @@ def test_the_report_states_the_masks_and_counts_clamped_values():
     assert max(found["masks"]["clamped"].values()) > 0
 
 
-def test_the_preset_decides_by_rules_alone_and_baselines_are_compared():
+def test_the_preset_decides_by_rules_alone_and_baselines_are_compared(caplog):
+    caplog.set_level(logging.INFO, "glasu.runtime.telemetry")
     _, parties = tiny()
     config = use_masks(tiny()[0].__class__())
     config = config.replace(train={"num_rounds": 4, "evaluate_every": 2}, model={"hidden": 8})
     report = simulate(parties, config).report
     assert report.race is not None
     assert (report.race.rounds, len(report.race.candidates)) == (0, 1)
+    (line,) = [line for line in caplog.messages if "the preset chose" in line]
+    assert "by rules, without a race: the server has no validation scores" in line
+    assert f" and {sum(report.race.releases.values())} releases so far." in line
     baselines = train_baselines(report.config, lambda used: parties)
     assert baselines["ensemble"].test is not None
     assert "must know who contributes" in baselines["smooth"].refused

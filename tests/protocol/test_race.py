@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,25 @@ def test_a_race_ends_with_the_weights_of_a_run_with_the_winners_settings(name):
     assert raced.traffic.by_phase["control"] > 0
 
 
+@pytest.mark.parametrize("keys", [{"warm_start": 6}, {"num_local_steps": 3}, {"optimizer": "sgd"}], ids=str)
+def test_a_key_that_no_candidate_fixes_applies_to_all_candidates_of_a_race(keys):
+    config, parties = race("another one wins", **keys)
+    report = simulate(parties, config).report
+    assert len(report.race.candidates) == 2
+    assert {key: getattr(report.config.train, key) for key in keys} == keys
+    assert_same_end(report, simulate(parties, find_candidate(config, report.config.train.learning_rate)).report)
+
+
+def test_with_error_feedback_the_rules_choose_and_one_line_says_so(caplog):
+    config, parties = race("another one wins", feedback=True)
+    with caplog.at_level(logging.INFO, "glasu.runtime.telemetry"):
+        report = simulate(parties, config).report
+    (line,) = [line for line in caplog.messages if "the preset chose" in line]
+    assert "by rules, without a race: with wire.feedback = true" in line
+    assert (report.race.rounds, [each.chosen for each in report.race.candidates]) == (0, [True])
+    assert_same_end(report, simulate(parties, find_candidate(config, USELESS)).report)
+
+
 def test_the_scores_of_all_candidates_are_in_the_report():
     config, parties = race("another one wins")
     summary = simulate(parties, config).report.race
@@ -42,6 +62,45 @@ def test_the_scores_of_all_candidates_are_in_the_report():
     assert [each.chosen for each in summary.candidates] == [False, True]
     assert summary.candidates[1].score > summary.candidates[0].score
     assert summary.rounds == 4
+
+
+def test_the_cost_of_a_race_ends_with_the_choice():
+    config, parties = race("another one wins", num_rounds=10)
+    seen: list = []
+
+    def observe(event):
+        if isinstance(event, RoundDone):
+            seen.append(event.bytes)
+        elif isinstance(event, CandidateStarted):
+            seen.append(event.chosen)
+
+    report = simulate(parties, config, observer=observe).report
+    (choice,) = [place for place, each in enumerate(seen) if each is True]
+    assert seen[choice - 1] < report.race.bytes < seen[choice + 1] < report.traffic.total_bytes
+    assert 0 < report.race.exchanges < report.traffic.exchanges
+
+
+@pytest.mark.parametrize("keys", [{}, {"feedback": True}, {"labels": "b"}], ids=str)
+def test_the_choice_is_printed_with_the_bytes_and_the_releases_of_the_race(keys, caplog):
+    config, parties = race("another one wins", **keys)
+    with caplog.at_level(logging.INFO, "glasu.runtime.telemetry"):
+        summary = simulate(parties, config).report.race
+    (line,) = [line for line in caplog.messages if "the preset chose" in line]
+    total = sum(summary.releases.values())
+    assert line.endswith(f"; {summary.bytes / 1e6:.1f} MB and {total} releases so far.")
+    assert summary.releases.keys() == {"a", "b", "c"}
+    if "feedback" in keys:  # the rules choose after the parties have described their data
+        assert summary.releases == {"a": 1, "b": 1, "c": 1}
+
+
+def test_every_release_until_the_choice_counts_for_the_race():
+    config, parties = race("another one wins", num_rounds=9, evaluate_every=3)  # a race of two times three rounds
+    summary = simulate(parties, config).report.race
+    # A round releases one representation per aggregation layer, and the losses. An evaluation releases these
+    # representations, the class probabilities and the metrics. One candidate has one aggregation layer, the other two.
+    situation, by_candidate = 1, [3 * (layers + 1) + layers + 2 for layers in (1, 2)]
+    assert summary.rounds == 3
+    assert summary.releases == dict.fromkeys("abc", situation + sum(by_candidate))
 
 
 ELSEWHERE = [
@@ -95,6 +154,8 @@ STOPPING = {"patience": 1, "evaluate_every": 1, "num_rounds": 12}  # candidates 
     [
         ("another one wins", {}),
         ("the second of three wins", {}),
+        ("another one wins", {"warm_start": 3}),
+        ("another one wins", {"feedback": True}),
         ("another one wins", STOPPING),
         ("the preferred one diverges", {}),
         ("another one diverges", STOPPING),
@@ -127,7 +188,9 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
             simulate(parties, config, carry=crash, checkpoints=folder)
         resumed = simulate(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
-        assert resumed.race == whole.race
+        free = {"bytes": 0, "exchanges": 0, "releases": None}  # repeated rounds count
+        assert replace(resumed.race, **free) == replace(whole.race, **free)
+        assert resumed.race.bytes >= whole.race.bytes
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "warm" in name])

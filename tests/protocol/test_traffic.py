@@ -81,7 +81,7 @@ def test_a_run_sends_the_bytes_of_a_closed_formula(owner, aggregation, layers, b
     for nodes in (VALIDATION, VALIDATION, TEST):  # after rounds 2 and 3, and the test
         more_up, more_down = evaluation_bytes(config, nodes, precision, owner)
         up, down = up + more_up, down + more_down
-    up += 8 * (1 if owner else M)  # with the test: whether the model predicts one class
+    up += 8 * (1 if owner else M)  # with the test: whether the model has learned nothing
     if owner:  # the batches of three rounds in two agreements: one for rounds 0 and 1, one for round 2
         up += 2 * M * HEADER + 3 * (M * SECTION + NODE * TRAIN)
         down += 2 * M * HEADER + 3 * M * (SECTION + NODE * TRAIN)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
 PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
-MIN_TRAINING_EDGES = 200  # minimum number of directed edges between training nodes to estimate homophily
+MIN_TRAINING_EDGES = 100  # minimum number of pairs of training nodes with an edge to estimate homophily
 # Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if they do so as often as by
 # chance.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
@@ -79,7 +79,11 @@ class Candidate:
                 changes.setdefault(section, {})[key] = value
             elif getattr(getattr(config, section), key) != value:
                 return None
+        optimizer = self.suggestions.get("train", {}).get("optimizer", TrainConfig.optimizer)
+        other_optimizer = "optimizer" in config.train.given and config.train.optimizer != optimizer
         for section, key, value in _list_keys(self.suggestions):
+            if key == "learning_rate" and other_optimizer:  # its steps have another scale
+                continue
             if key not in getattr(config, section).given:
                 changes.setdefault(section, {})[key] = value
         return config.replace(**changes)
@@ -126,23 +130,20 @@ class Preset:
 # treat a node's own row and the mean of its neighbours separately are better. docs/experiments.md has the comparison.
 _FOUR_GCNII = {"backbone": "gcnii", "num_layers": 4, "aggregation_layers": (1, 3)}
 _TWO_SAGE = {"backbone": "sage", "num_layers": 2, "aggregation_layers": (0, 1)}
-# A warm start and error feedback need a fixed structure. A run that uses them has no race.
-_NO_FEEDBACK = {"feedback": False}
-_ROUNDS = {"release": "rounds", "optimizer": "adam", "warm_start": 0}
-_LOCAL = {**_ROUNDS, "backward": "local"}
-_EXACT = {**_ROUNDS, "backward": "joint", "num_local_steps": 1}
-_EXACT_SAGE: Sections = {"model": _TWO_SAGE, "train": _EXACT, "wire": _NO_FEEDBACK}
-_EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT, "wire": _NO_FEEDBACK}
-_LONG = {"num_rounds": 200}
-_SMALL_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.01}
-_LARGE_STEPS = {**_LONG, "weight_decay": 0.002, "learning_rate": 0.03}
+_LOCAL = {"release": "rounds", "backward": "local"}
+_EXACT = {"release": "rounds", "backward": "joint"}
+_EXACT_SAGE: Sections = {"model": _TWO_SAGE, "train": _EXACT}
+_EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT}
+_MANY_ROUNDS = {"num_local_steps": 1, "num_rounds": 200}
+_SMALL_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.01}
+_LARGE_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.03}
 # The exact gradient is that of the sum of all losses. With one loss instead of M, decay weighs about M times as much.
 _OWNER_STEPS = {**_LARGE_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
     "auto": Preset(
         (
-            Candidate({"model": _FOUR_GCNII, "train": _LOCAL, "wire": _NO_FEEDBACK}, for_complete=True),
+            Candidate({"model": _FOUR_GCNII, "train": _LOCAL}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
             # With local gradients, a party does not learn representations that the others need. Larger steps are better
             # here.
@@ -152,10 +153,10 @@ PRESETS: dict[str, Preset] = {
             Candidate(_EXACT_GCNII, {"train": _OWNER_STEPS}, False, for_one_owner=True),
         ),
         chooses_layer=True,
-        # With local gradients, or without normalisation, such a network often predicts one class.
+        # With local gradients, or without normalisation, such a network often learns nothing.
         deep=Candidate(
-            {"train": _EXACT, "wire": _NO_FEEDBACK},
-            {"model": {"normalization": "layer"}, "train": {**_LONG, "learning_rate": 0.01}},
+            {"train": _EXACT},
+            {"model": {"normalization": "layer"}, "train": {**_MANY_ROUNDS, "learning_rate": 0.01}},
         ),
     ),
     "none": Preset(),
@@ -210,9 +211,17 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     kept = kept or list(range(len(found)))
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: not _find_backbone(found[index][1]).separates_own_row)
-    # A server without scores cannot decide a race: the rules above decide alone.
-    can_race = not keeps_scores(config) and is_race_short([found[index][1] for index in kept])
+    can_race = not find_race_obstacle(config) and is_race_short([found[index][1] for index in kept])
     return kept if can_race else kept[:1]
+
+
+def find_race_obstacle(config: RunConfig) -> str:
+    """Return the setting that allows no race, so that the rules decide alone, and why; an empty string if none does."""
+    if keeps_scores(config):
+        return "the server has no validation scores"
+    if config.wire.feedback:
+        return "with wire.feedback = true all rounds need the same layers"
+    return ""
 
 
 def describe_situation(party: PartyData, *, labels_nodes: bool) -> Situation:
@@ -245,16 +254,20 @@ def measure_homophily(party: PartyData) -> float | None:
     known = np.full(party.num_nodes, -1, np.int64)
     known[party.splits.train] = labels
     counts, equal = np.zeros(len(party.classes), np.int64), 0
+    pairs: set[tuple[int, int]] = set()
     for nodes, indptr in graph.node_pieces():  # in pieces: a large edge list does not fit into memory
-        ends = np.stack([known[graph.indices[indptr[0] : indptr[-1]]], np.repeat(known[nodes], np.diff(indptr))])
-        ends = ends[:, (ends >= 0).all(axis=0)]
+        targets = np.repeat(np.arange(nodes.start, nodes.stop), np.diff(indptr))
+        edges = np.stack([graph.indices[indptr[0] : indptr[-1]], targets])
+        edges = edges[:, (known[edges] >= 0).all(axis=0)]
+        ends = known[edges]
         counts += np.bincount(ends.ravel(), minlength=len(counts))
         equal += int(np.count_nonzero(ends[0] == ends[1]))
-    num_edges = int(counts.sum()) // 2
-    if num_edges < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
+        # A pair has at most one edge in each direction, so these edges have enough pairs if the piece has.
+        pairs.update((min(edge), max(edge)) for edge in edges[:, : 2 * MIN_TRAINING_EDGES].T.tolist())
+    if len(pairs) < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
         return None
     chance = float(np.square(counts / counts.sum()).sum())
-    return (equal / num_edges - chance) / (1 - chance)
+    return (2 * equal / int(counts.sum()) - chance) / (1 - chance)
 
 
 def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
 # Bound of a standardised prediction that a client releases. Standardised labels of up to 10,000 nodes never exceed it.
 MAX_DEVIATIONS = 100.0
-MIN_JUDGED = 20  # for fewer nodes, even a good model may predict one class only
+MIN_JUDGED = 20  # on fewer nodes, even a good model may be no better than the most frequent class
 
 
 @dataclass(frozen=True)
@@ -209,9 +209,24 @@ class Task(ABC):
         score = metrics[self.selected_by.name]
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
-    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
-        """Return whether a model has learned nothing: it predicts the same for nodes with different labels."""
-        return False  # by default a task cannot detect this
+    def is_collapsed(self, metrics: Mapping[str, float], labels: Labels, classes: Sequence[str]) -> bool:
+        """Return whether a model has learned nothing: it is no better than the same prediction for every node.
+
+        That prediction is the mean of the labels, for example the most frequent class. "Better" means by more than one
+        standard error.
+
+        Args:
+            metrics: the metrics of the model on nodes with these labels.
+            labels: the labels; unknown ones do not count.
+            classes: the names of the classes.
+        """
+        labels = labels[have_labels(labels)]
+        if len(labels) < MIN_JUDGED or (labels == labels[0]).all():
+            return False
+        mean = self.convert_scores(self.label_scores(labels, classes)).mean(axis=0)
+        constant = self.measure(np.tile(mean, (len(labels), 1)), labels)[self.selected_by.name]
+        error = self.selected_by.standard_error(constant, len(labels))
+        return metrics[self.selected_by.name] <= constant + error
 
     # Predictions.
 
@@ -290,11 +305,6 @@ class Multiclass(Task):
             "loss": _measure_mean_loss(likelihood),
         }
 
-    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
-        if len(scores) < MIN_JUDGED:
-            return False
-        return len(np.unique(scores.argmax(axis=1))) == 1 and len(np.unique(labels[have_labels(labels)])) > 1
-
     def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> Labels:
         return np.full(num_nodes, -1, np.int64)
 
@@ -317,9 +327,6 @@ class Binary(Multiclass):
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
         return super().accepts(labels, classes) and len(classes) == 2
-
-    def is_collapsed(self, scores: ScoreRows, labels: Labels) -> bool:
-        return False  # if one class is rare, useful scores may all lie on one side of 1/2
 
     def head_width(self, classes: Sequence[str]) -> int:
         return 1

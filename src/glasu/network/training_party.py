@@ -44,7 +44,7 @@ from glasu.records import to_plain
 from glasu.report import SIGNED, MaskSummary, PreparedColumns
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
-from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
+from glasu.runtime.telemetry import TelemetryState, summarize_race
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
@@ -57,8 +57,7 @@ class PartyCheckpoint:
     """A checkpoint of a party."""
 
     client: ClientState
-    cost: Cost
-    evaluations: tuple[Evaluation, ...] = ()  # only if scores stay at the parties
+    telemetry: TelemetryState  # with evaluations only if scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[FinishedPart]):
@@ -179,8 +178,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         roles need not know its progress, because it has sent no message.
         """
         assert self._first is not None
-        client, state = self.client, self._first
-        evaluations: tuple[Evaluation, ...] = ()
+        client, state, telemetry = self.client, self._first, TelemetryState()
         if attempt.present != client.identity.names:
             raise ProtocolError("the server omitted a party; a training needs all parties.")
         if self._saver is None:
@@ -190,10 +188,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         alone = None if attempt.round else self._load_alone()
         if attempt.round or alone is not None:
             checkpoint = self._load(attempt) if alone is None else alone
-            state, evaluations = checkpoint.client, checkpoint.evaluations
+            state, telemetry = checkpoint.client, checkpoint.telemetry
             if self.telemetry.traffic.messages == 0:  # this process has just started
-                self.telemetry.restore_cost(checkpoint.cost)
-        self.telemetry.rewind(TelemetryState(evaluations=evaluations))
+                self.telemetry.restore_cost(telemetry.cost)
+        self.telemetry.rewind(telemetry)
         client.restore(dataclasses.replace(state, incarnation=self.state.value.incarnation))
         client.identity.attempt = attempt.number % ATTEMPTS
         progress, start = client.progress, describe_start(client.progress)
@@ -258,7 +256,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
         assert self._saver is not None  # a script runs only after `begin`
-        checkpoint = PartyCheckpoint(state, self.telemetry.cost(), tuple(self.telemetry.evaluations))
+        checkpoint = PartyCheckpoint(state, self.telemetry.state())
         if state.progress.warm_steps and not state.progress.round:
             self._saver.save(state.progress.warm_steps, checkpoint, self._store(kind=WARM))
         else:
@@ -277,7 +275,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report it
             self.telemetry.observe(event)
         if isinstance(event, CandidateStarted):
-            self.options.log.info("%s.", event)
+            self.options.log.info("%s", self.telemetry.record_candidate(event))
         elif isinstance(event, Collapsed):
             self.options.log.warning("%s.", event)
         elif isinstance(event, RoundDone):
@@ -290,6 +288,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         client, digest = self.client, digest_weights(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
+        race = client.progress.race
         report = self.telemetry.build_party_report(
             client.config,
             client.identity,
@@ -299,6 +298,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             prepared,
             masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
             losses=client.progress.losses,
+            race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
         # The digest depends on clean data. With noise, only noisy rows may leave the party.

@@ -188,7 +188,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             parties=parties,
             weights_sha256=weights_sha256,
             overridden=overridden,
-            race=summarize_race(server),
+            race=summarize_race(server, self.telemetry.race),
             masks=MaskSummary.of(server.config, SIGNED),
         )
 

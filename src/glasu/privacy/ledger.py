@@ -349,6 +349,10 @@ class Ledger:
         if self.sink is not None:
             self.sink.sync()
 
+    def count_releases(self) -> int:
+        """Return the number of releases of the current run, including repeated rounds."""
+        return sum(releases for releases, _, _ in self.totals.values())
+
     def list_totals(self) -> list[dict[str, str | int]]:
         """Return the totals, one dictionary per kind of release."""
         return [

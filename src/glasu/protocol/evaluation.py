@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
-COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model predicts one class
+COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model has learned nothing
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -223,8 +223,9 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
         )
-    client.progress.is_collapsed = task.is_collapsed(predictions, labels)
-    return task.evaluate(predictions, labels)
+    metrics = task.evaluate(predictions, labels)
+    client.progress.is_collapsed = task.is_collapsed(metrics, labels, client.party.classes)
+    return metrics
 
 
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
@@ -269,7 +270,7 @@ def server_evaluation(
     """Server column: aggregate, and return the metrics, if the parties send them. The caller broadcasts a verdict.
 
     In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
-    a client with labels reports whether the selected model predicts one class.
+    a client with labels reports whether the selected model has learned nothing.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner >= 0:

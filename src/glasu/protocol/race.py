@@ -6,7 +6,8 @@ another candidate is better by more than one standard error. If it wins, it cont
 from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's settings
 give without a race.
 
-With masks the server sees no scores. Then there is no race: the rules choose the preferred candidate.
+Some settings allow no race (`find_race_obstacle`), for example masks, because the server sees no scores. Then the rules
+choose the preferred candidate.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu.config import list_candidates
-from glasu.data.presets import Situation, count_race_rounds, describe_situation, list_chosen, order_candidates
+from glasu.data.presets import (
+    Situation,
+    count_race_rounds,
+    describe_situation,
+    find_race_obstacle,
+    list_chosen,
+    order_candidates,
+)
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
 from glasu.protocol.receiving import receive_answer
@@ -51,12 +59,12 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
         own = describe_situation(client.data.party, labels_nodes=labels_nodes)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
         answer = yield from receive_answer(client, Candidates, key)
-        progress.race = _start_race(_read_positions(answer, num_candidates))
+        progress.race = _start_race(_read_positions(answer, num_candidates), client.release.ledger.count_releases())
     yield from _run_candidates(client, train)
     if progress.race.chosen is None:
         key = client.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
         answer = yield from receive_answer(client, Candidates, key)
-        yield _decide(client, _read_winner(answer, progress.race))
+        yield _decide(client, _read_winner(answer, progress.race), client.release.ledger.count_releases())
 
 
 def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Script[None]:
@@ -140,16 +148,16 @@ def _score(role: Client | Server) -> float:
     return math.nan if best is None else best
 
 
-def _start_race(order: Sequence[int]) -> Race:
-    return Race(tuple(order), chosen=order[0] if len(order) == 1 else None)
+def _start_race(order: Sequence[int], releases: int = 0) -> Race:
+    return Race(tuple(order), chosen=order[0] if len(order) == 1 else None, releases=releases)
 
 
-def _decide(role: Client | Server, winner: int) -> CandidateStarted:
+def _decide(role: Client | Server, winner: int, releases: int = 0) -> CandidateStarted:
     """End the race. Unless the winner is the candidate that ran last, it starts again from round 0."""
     progress = role.progress
     race = progress.race
     assert race is not None
-    progress.race = dataclasses.replace(race, chosen=winner)
+    progress.race = dataclasses.replace(race, chosen=winner, releases=releases)
     if winner != race.candidate:
         progress.start_over(_find_last_number(role.config.train))
         role.adopt_candidate()
@@ -169,6 +177,8 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
         restarts=progress.round == 0,
         score=own,
         other_scores=() if own is None else tuple(scores.values()),
+        obstacle=find_race_obstacle(role.requested) if len(race.order) == 1 else None,
+        releases=None if race.chosen is None else race.releases or None,  # every client releases its situation
     )
 
 

@@ -143,11 +143,17 @@ class CandidateStarted(Event):
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
     score: float | None = None  # its best validation score in the race; set at the server, after the race
     other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
+    # If the rules chose it without a race: the setting that allows none, or an empty string. None: there is a race.
+    obstacle: str | None = None
+    # If it was chosen: the releases until then, of a client, or in a simulation of all clients. None: at a server.
+    releases: int | None = None
 
     def __str__(self) -> str:
         listed = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
         if not self.chosen:
             return f"race: {self.num_rounds} rounds with {listed}"
+        if self.obstacle is not None:
+            return f"the preset chose {listed} by rules, without a race" + (self.obstacle and f": {self.obstacle}")
         if self.score is None:
             return f"the preset chose {listed}"
         others = ", ".join("diverged" if math.isinf(each) else f"{each:.4f}" for each in self.other_scores)
@@ -167,13 +173,13 @@ class CandidateDiverged(Event):
 
 @dataclass(frozen=True)
 class Collapsed(Event):
-    """Event: the selected model predicts one class for all validation nodes."""
+    """Event: on the validation nodes the selected model is no better than one prediction for all of them."""
 
     def __str__(self) -> str:
         return (
-            "the selected model predicts one class for all validation nodes: it has learned nothing. Use exact "
-            'gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = "layer", fewer '
-            "layers, or another train.learning_rate"
+            "on the validation nodes the selected model is no better than one prediction for all nodes: it has learned "
+            'nothing. Use exact gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = '
+            '"layer", fewer layers, or another train.learning_rate'
         )
 
 

@@ -98,6 +98,7 @@ class Race:
     # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
+    releases: int = 0  # at a client: its releases until the choice
 
     @property
     def candidate(self) -> int:
@@ -176,7 +177,7 @@ class ClientProgress(Progress):
     warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
     lower: dict[str, Tensor] = field(default_factory=dict)  # run with one release: weights of the layers up to it
-    is_collapsed: bool = False  # whether the model of the last evaluation predicts the same for all nodes
+    is_collapsed: bool = False  # whether the model of the last evaluation has learned nothing
     best_is_collapsed: bool = False  # whether the selected model does
     alpha: float | None = None  # if predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.

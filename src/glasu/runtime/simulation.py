@@ -27,7 +27,16 @@ from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import find_backbone
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
-from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, WarmStepDone
+from glasu.protocol.requests import (
+    CandidateStarted,
+    Collapsed,
+    Evaluated,
+    Evaluating,
+    Event,
+    RoundDone,
+    Save,
+    WarmStepDone,
+)
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
@@ -337,7 +346,12 @@ def _run_scripts(
                 checkpoints.save(name, action.take_state())
             return
         measured = by_party and isinstance(action, Evaluated)  # every party measures its scores
-        if name == reporter or server is None or measured or isinstance(action, Collapsed):
+        reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
+        if isinstance(action, CandidateStarted):
+            reports = name is None  # then all clients wait, so their releases can be counted
+            if reports and action.chosen:
+                action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
+        if reports:
             telemetry.observe(action)
             if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
                 action = replace(action, party=None)
@@ -393,12 +407,17 @@ def _build_report(
         parties=map(_summarize, clients),
         weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
-        race=None if server is None else summarize_race(server),
+        race=None if server is None else summarize_race(server, telemetry.race, _count_race_releases(clients)),
         ledgers={client.name: client.release.ledger for client in clients},
         secrets=DERIVED if options.secrets is None else GIVEN,
         masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.grids.clamped for client in clients}),
         notes=options.notes,
     )
+
+
+def _count_race_releases(clients: Sequence[Client]) -> dict[str, int]:
+    """Return the releases of each client until the preset chose a candidate."""
+    return {client.name: client.progress.race.releases for client in clients if client.progress.race is not None}
 
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from glasu.config import Override, RunConfig, list_candidates
 from glasu.data.methods import evaluates_once, keeps_scores
@@ -52,6 +53,9 @@ from glasu.report import (
 )
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
+
+if TYPE_CHECKING:  # a server has no torch
+    from glasu.protocol.client import Client
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
 SERVER_PARTS = ("waiting", "communication")  # activities of a server between machines
@@ -158,11 +162,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class RaceCost:
+    """The cost of a run until the preset chose a candidate."""
+
+    bytes: int
+    exchanges: int
+
+
+@dataclass(frozen=True)
 class TelemetryState:
     """The state of `Telemetry` in a checkpoint."""
 
     cost: Cost = field(default_factory=Cost)
     evaluations: tuple[Evaluation, ...] = ()
+    race: RaceCost | None = None
 
 
 class Telemetry:
@@ -186,6 +199,7 @@ class Telemetry:
         self.traffic = TrafficCounter() if traffic is None else traffic
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
+        self.race: RaceCost | None = None  # None until the preset has chosen a candidate
         # These three are computed after the last checkpoint, so they are never saved.
         self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
@@ -206,9 +220,7 @@ class Telemetry:
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
         elif isinstance(event, CandidateStarted):
-            log.info("%s; %.1f MB sent so far.", event, self.traffic.total_bytes / 1e6)
-            if event.restarts:
-                self.evaluations.clear()  # they belong to another candidate
+            log.info("%s", self.record_candidate(event))
         elif isinstance(event, CandidateDiverged):
             log.info("%s.", event)
         elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
@@ -218,6 +230,16 @@ class Telemetry:
             self.propagated[event.party] = event
         elif isinstance(event, SubsetScored):
             self.subsets[event.parties] = SubsetScores(event.parties, event.metrics)
+
+    def record_candidate(self, event: CandidateStarted) -> str:
+        """Record the cost until a candidate started or was chosen; return the log line."""
+        traffic = self.traffic
+        if event.chosen:
+            self.race = RaceCost(traffic.total_bytes, traffic.exchanges)
+        if event.restarts:
+            self.evaluations.clear()  # they belong to another candidate
+        releases = "" if event.releases is None else f" and {event.releases} releases"
+        return f"{event}; {traffic.total_bytes / 1e6:.1f} MB{releases} so far."
 
     def elapsed(self) -> float:
         """Return the seconds that processes have spent on this run."""
@@ -236,7 +258,7 @@ class Telemetry:
 
     def state(self) -> TelemetryState:
         """Return everything that was recorded so far."""
-        return TelemetryState(self.cost(), tuple(self.evaluations))
+        return TelemetryState(self.cost(), tuple(self.evaluations), self.race)
 
     def restore(self, state: TelemetryState) -> None:
         """Continue from a state."""
@@ -250,7 +272,7 @@ class Telemetry:
 
     def rewind(self, state: TelemetryState) -> None:
         """Restore the evaluations of a state, because later rounds are repeated. Keep the cost of these rounds."""
-        self.evaluations = list(state.evaluations)
+        self.evaluations, self.race = list(state.evaluations), state.race
 
     def build_report(
         self,
@@ -340,6 +362,7 @@ class Telemetry:
         prepared: PreparedColumns,
         masks: MaskSummary | None = None,
         losses: Sequence[float] = (),
+        race: RaceSummary | None = None,
     ) -> PartyReport:
         """Build the report of one party of a run between machines.
 
@@ -352,6 +375,7 @@ class Telemetry:
             prepared: the preparation of its features.
             masks: the masks of the run; None without masks.
             losses: the losses of this party, one per round.
+            race: the choice of the preset; None if there was only one candidate.
         """
         cost, party = self.cost(), identity.names[identity.index]
         own = party if evaluates_once(config) else None
@@ -372,6 +396,7 @@ class Telemetry:
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
             losses=tuple(losses) if reports else None,
+            race=race,
         )
 
     def build_prediction_report(
@@ -396,14 +421,24 @@ class Telemetry:
         )
 
 
-def summarize_race(server: Server) -> RaceSummary | None:
-    """Return the candidates of a race, their scores and the choice; None if there was only one candidate."""
-    race = server.progress.race
+def summarize_race(
+    role: Client | Server, cost: RaceCost | None, releases: Mapping[str, int] | None = None
+) -> RaceSummary | None:
+    """Return the candidates of a race, the choice and its cost; None if there was only one candidate.
+
+    Args:
+        role: the server, which knows the scores, or a client.
+        cost: the cost until the choice, as the role counts it.
+        releases: the releases until the choice, by party; None: the role does not know them.
+    """
+    race = role.progress.race
     if race is None:
         return None
-    scores: dict[int, float | None] = dict(zip(reversed(race.order), race.scores, strict=False))
+    assert cost is not None
+    known = race.scores if isinstance(role, Server) else ()
+    scores: dict[int, float | None] = dict(zip(reversed(race.order), known, strict=False))
     diverged = {each for each, score in scores.items() if score == DIVERGED}
-    candidates = list_candidates(server.requested)
+    candidates = list_candidates(role.requested)
     entries = tuple(
         CandidateSummary(
             list_chosen(candidates, each),
@@ -413,8 +448,8 @@ def summarize_race(server: Server) -> RaceSummary | None:
         )
         for each in race.order
     )
-    rounds = count_race_rounds(server.config.train) if len(entries) > 1 else 0
-    return RaceSummary(server.config.train.preset, rounds, entries)
+    rounds = count_race_rounds(role.config.train) if len(entries) > 1 else 0
+    return RaceSummary(role.config.train.preset, rounds, entries, cost.bytes, cost.exchanges, releases)
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
