@@ -21,12 +21,13 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
+from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from glasu.registry import Extension
 
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
-FACTS = replace(collect_server_facts("training", parties=3), extensions=(EXTENSION,))
+FACTS = replace(collect_server_facts(TRAINING, parties=3), extensions=(EXTENSION,))
 PAYLOADS = [
     HelloPayload(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
     HelloPayload(facts=FACTS, process=None, finished=ResultPayload(weights_sha256="ab"), only="00", fresh=True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -32,6 +32,7 @@ from glasu.network.handshake import (
 from glasu.network.id_keys import IdKeys, IdShare
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import build_client, limit_messages
+from glasu.network.purposes import Purpose
 from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.network.signatures import make_signer
@@ -56,6 +57,8 @@ ResultT = TypeVar("ResultT")
 
 class PartyPurpose(ABC, Generic[ResultT]):
     """The work of a party in a session. The default methods compute and save nothing."""
+
+    purpose: ClassVar[Purpose]
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
         """Refuse the data of another party; `party` is None if the data cannot be read."""

@@ -11,6 +11,7 @@ from glasu.network.compatibility import prepare_config_for_network, refuse_kit
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
+from glasu.network.purposes import PREDICTION
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import (
     open_predicting,
@@ -36,6 +37,8 @@ def derive_attempt_run(run: str, attempt: int) -> bytes:
 class PredictionServer(ScriptPurpose[PredictionReport]):
     """One server process of a prediction. It keeps no checkpoints: an interrupted prediction starts again."""
 
+    purpose = PREDICTION
+
     def __init__(self, options: ServeOptions) -> None:
         """Check that the folder holds the finished training of these settings and parties."""
         roster = options.kit.roster
@@ -46,7 +49,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
         self._present: tuple[str, ...] = ()  # the parties of the last attempt
-        facts = collect_server_facts("prediction", training=training)
+        facts = collect_server_facts(self.purpose, training=training)
         super().__init__(options, facts, config, run, self.state, scope=training)
         self._trained = open_serving(options.out).value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, ProtocolError, TrainingError
@@ -26,6 +26,7 @@ from glasu.network.handshake import (
     read_payload,
 )
 from glasu.network.options import Listening, ServeOptions, Serving, View
+from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -106,6 +107,8 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     It refuses parties that differ, and records the admitted processes and the heads of the parties' ledgers.
     """
 
+    purpose: ClassVar[Purpose]
+
     def __init__(
         self,
         options: ServeOptions,
@@ -125,7 +128,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             state: records the admitted processes and the ledgers.
             scope: the training that the parties take part in; empty in an alignment.
         """
-        served = ServedRun(facts, config, options.kit.roster, run, self.list_checkpoints)
+        served = ServedRun(self.purpose, facts, config, options.kit.roster, run, self.list_checkpoints)
         self.recorded_heads = RecordedHeads(state, scope)
         super().__init__(options, served, Refuse(served, Fence(state), self.recorded_heads))
         self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished

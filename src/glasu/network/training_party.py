@@ -26,6 +26,7 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
+from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import (
     CHECKPOINTS,
     NEW_RUN,
@@ -64,6 +65,8 @@ class PartyCheckpoint:
 class TrainingParty(ClientPurpose[FinishedPart]):
     """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
 
+    purpose = TRAINING
+
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read the folder; nothing is written.
 
@@ -91,12 +94,12 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         """Return the facts of this party for the settings of the run."""
         party = self.client.party
         parties = self.client.identity.num_clients
-        return collect_party_facts(party, "training", self.id_keys, parties=parties, **collect_label_facts(party))
+        return collect_party_facts(party, self.purpose, self.id_keys, parties=parties, **collect_label_facts(party))
 
     def scope(self) -> LedgerScope:
         """Return the scope of this run, which is the training itself."""
         run = self.client.identity.run.hex()
-        return LedgerScope(run, run, "training", self.client.requested.digest())
+        return LedgerScope(run, run, self.purpose.name, self.client.requested.digest())
 
     def list_checkpoints(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
@@ -114,7 +117,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
         return to_plain(
             HelloPayload(
-                facts=collect_party_facts(self.party, "training", self.id_keys),
+                facts=collect_party_facts(self.party, self.purpose, self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,

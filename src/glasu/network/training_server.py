@@ -13,6 +13,7 @@ from glasu.network.compatibility import prepare_config_for_network, refuse_kit
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
+from glasu.network.purposes import TRAINING
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, continues_run, open_serving
 from glasu.network.serve import ScriptPurpose, ServerPerformer
@@ -39,6 +40,8 @@ class ServerCheckpoint:
 class TrainingServer(ScriptPurpose[RunReport | None]):
     """One server process of a training. Its report is None if an earlier process finished the run."""
 
+    purpose = TRAINING
+
     def __init__(self, options: ServeOptions) -> None:
         """Read the folder; nothing is written before `begin`.
 
@@ -51,7 +54,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         self.state = open_serving(options.out)
         self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
         run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
-        facts = collect_server_facts("training", parties=len(roster))
+        facts = collect_server_facts(self.purpose, parties=len(roster))
         super().__init__(options, facts, config, run, self.state, scope=run)
         self.saver = Saver(
             Store(ServerCheckpoint, options.out / CHECKPOINTS, f"the server of run {run}", config.extensions())

@@ -28,6 +28,7 @@ from glasu.network.facts import collect_server_facts
 from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
+from glasu.network.purposes import DRY_RUN
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from glasu.privacy.policy import Policy
@@ -167,7 +168,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
     admission = Admission(
-        ServedRun(collect_server_facts("dry run"), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
+        ServedRun(DRY_RUN, collect_server_facts(DRY_RUN), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
     )
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import ClassVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -20,12 +19,13 @@ from glasu.network.doctor.machine import (
     explain_error,
     judge_clock,
 )
-from glasu.network.facts import Facts, LabelFacts, Purpose, collect_party_facts
+from glasu.network.facts import Facts, LabelFacts, collect_party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
 from glasu.network.log_lines import make_printable
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import DRY_RUN
 from glasu.pki.key_signing import find_kit_error
 from glasu.protocol.key_agreement import needs_keys
 from glasu.records import to_plain
@@ -34,7 +34,7 @@ from glasu.records import to_plain
 class DryRunParty(PartyPurpose[Diagnosis]):
     """A party in a dry run. It takes no incarnation and writes no state."""
 
-    purpose: ClassVar[Purpose] = "dry run"
+    purpose = DRY_RUN
 
     def __init__(
         self,
