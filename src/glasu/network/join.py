@@ -17,12 +17,12 @@ from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.compatibility import refuse_kit
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
 from glasu.network.handshake import (
-    FarewellPayload,
+    GoodbyePayload,
     Payload,
     ResultPayload,
     StatementPayload,
@@ -135,9 +135,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Write the results of this party. A purpose with a script implements this."""
         raise NotImplementedError
 
-    def take_farewell(self, farewell: Payload) -> None:
+    def take_goodbye(self, goodbye: Payload) -> None:
         """Process the payload of the server's goodbye: the last heads of all ledgers."""
-        payload = read_payload(FarewellPayload, farewell, "the farewell of the server")
+        payload = read_payload(GoodbyePayload, goodbye, "the goodbye of the server")
         try:
             self.session_ledger.record_last_heads(payload.ledgers, self.scope())
         except (LedgerError, ProtocolError) as error:  # the results are complete
@@ -270,23 +270,25 @@ class PartyPerformer:
 
 
 def join(
-    purpose: PartyPurpose[ResultT], performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
+    purpose: PartyPurpose[ResultT],
+    performer: type[PartyPerformer] = PartyPerformer,
+    connect_options: ConnectOptions | None = None,
 ) -> ResultT:
     """Take part in one session to its end and return the results of this party.
 
     Args:
         purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
-        dialing: how to connect; None: as the options say.
+        connect_options: how to connect; None: as the options of the purpose say.
     """
     options, finished = purpose.options, False
-    dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
+    connect_options = connect_options or ConnectOptions(options.kit, options.server, options.wait, options.log)
     with open_client_map():
         if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()
         try:
-            _take_part(purpose, performer, dialing)
+            _take_part(purpose, performer, connect_options)
             finished = True
         except TransportError as error:
             if purpose.result() is None:
@@ -300,16 +302,16 @@ def join(
         return result
 
 
-def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dialing: Dialing) -> None:
+def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], connect_options: ConnectOptions) -> None:
     """Run attempts until the server reports that every party is finished."""
-    session = ClientSession(dialing, purpose)
+    session = ClientSession(connect_options, purpose)
     try:
         session.open()
         session.prepare(purpose.check_limits)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
-        purpose.take_farewell(session.farewell)
+        purpose.take_goodbye(session.goodbye)
     except Exception as error:
         session.fail(error)
         raise

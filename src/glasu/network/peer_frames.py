@@ -32,6 +32,7 @@ from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
 NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # its next statement is still to come
+UNLISTED = "connections of no party"  # named in the log if they cause too many lines
 RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
@@ -63,7 +64,7 @@ class PeerFrames:
         with self._roster.changed:
             self.refused += 1
             line = f"{address}: not served: {make_printable(reason, MAX_REASON)}."
-            self._roster.log.write(line, party or "strangers")
+            self._roster.log.write(line, party or UNLISTED)
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
@@ -159,7 +160,7 @@ class PeerFrames:
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
         if state is RunState.CLOSED:  # before that, the process receives the goodbye with the others
-            self.dismiss(peer)
+            self.send_goodbye(peer)
 
     def _bind_stream(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
         """Make this stream the current one of the party."""
@@ -200,7 +201,7 @@ class PeerFrames:
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
         before = peer.state
         peer.machine.advance(PeerEvent.PREPARE)
-        if peer.state is PeerState.DISMISSED:
+        if peer.state is PeerState.CLOSED:
             return  # the run ended while the statement was in transit
         try:
             lines = self._handshake.prepare(peer.name, statement)
@@ -287,11 +288,11 @@ class PeerFrames:
 
     # --- the end of a stream --------------------------------------------------------------
 
-    def dismiss(self, peer: Peer) -> None:
+    def send_goodbye(self, peer: Peer) -> None:
         """Send the goodbye of a complete run to a party, on this stream or a later one."""
-        if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
-            peer.machine.advance(PeerEvent.DISMISS)
-            peer.send_control(control.Goodbye(self._roster.farewell))
+        if peer.machine.allows(PeerEvent.CLOSE) and peer.state is not PeerState.CLOSED:
+            peer.machine.advance(PeerEvent.CLOSE)
+            peer.send_control(control.Goodbye(self._roster.goodbye))
             self._roster.changed.notify_all()
 
     def _detach(self, peer: Peer, stream: FrameStream) -> None:

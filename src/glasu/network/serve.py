@@ -18,7 +18,7 @@ from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
 from glasu.network.handshake import (
-    FarewellPayload,
+    GoodbyePayload,
     Payload,
     RefusalError,
     ResultPayload,
@@ -90,7 +90,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         self.options.emit(event)
 
     @abstractmethod
-    def build_farewell(self, report: ReportT) -> Payload:
+    def build_goodbye(self, report: ReportT) -> Payload:
         """Return the payload of the goodbye to every party."""
 
     def close(self, *, finished: bool) -> None:
@@ -165,9 +165,9 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     def _keep_heads(self, heads: Mapping[str, SignedHead]) -> None:
         self.recorded_heads.keep({party: signed.head for party, signed in heads.items()})
 
-    def build_farewell(self, report: ReportT) -> Payload:
+    def build_goodbye(self, report: ReportT) -> Payload:
         """Return the payload of the goodbye to every party: the last heads of all ledgers."""
-        return to_plain(FarewellPayload(ledgers=self.ledgers))
+        return to_plain(GoodbyePayload(ledgers=self.ledgers))
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for these parties and the counts in their statements; return it with the message limits."""
@@ -247,7 +247,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
         options.emit(Listening(listener.port))
         try:
             report = purpose.run_session(session, performer(session, purpose))
-            session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
+            session.close_run(purpose.goodbye_seconds, purpose.build_goodbye(report))
             finished = True
         except Exception as error:  # even a full disk or a bug, because the parties must not wait forever
             session.announce_failure(error, purpose.goodbye_seconds)

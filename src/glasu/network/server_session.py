@@ -35,7 +35,7 @@ from glasu.protocol.requests import Receive
 class ServerSession:
     """All parties of one run, at the server.
 
-    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> dismiss. If a party's process is
+    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> close_run. If a party's process is
     new, any of these raises RestartAttempt, and the caller must gather again. After a failure, they raise its error.
     """
 
@@ -189,22 +189,22 @@ class ServerSession:
             self.roster.log.write(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
         return True
 
-    def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
+    def close_run(self, seconds: float, goodbye: Payload | None = None) -> None:
         """Send the goodbye to every party; wait for all to disconnect, and for absent ones to connect.
 
         Args:
             seconds: how long to wait.
-            farewell: a payload for every party, which its `ClientSession.farewell` returns.
+            goodbye: a payload for every party, which its `ClientSession.goodbye` returns.
         """
         roster = self.roster
         with roster.changed:
             roster.check()
-            roster.farewell = farewell or {}
+            roster.goodbye = goodbye or {}
             roster.run.advance(RunEvent.CLOSE)
             for peer in roster.peers.values():
-                self.host.dismiss(peer)
+                self.host.send_goodbye(peer)
             self._wait_for_end(
-                lambda peer: peer.state is PeerState.DISMISSED and not peer.is_connected and peer.has_heard_all,
+                lambda peer: peer.state is PeerState.CLOSED and not peer.is_connected and peer.has_heard_all,
                 roster.clock() + seconds,
             )
 

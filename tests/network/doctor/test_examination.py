@@ -21,7 +21,7 @@ from glasu.data.sources.catalog import load_parties
 from glasu.network.admission import Admission
 from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.client_session import ClientSession
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import collect_server_facts
@@ -245,7 +245,7 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
 
     role = practice.purpose("a", Malformed)
     options = role.options
-    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), role)
+    session = ClientSession(ConnectOptions(options.kit, options.server, 20.0, options.log), role)
     session.open()
     session.prepare(lambda kind, key: 0)
     with pytest.raises(RefusalError, match=r"findings=.*: must be a list") as refused:

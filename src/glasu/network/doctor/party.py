@@ -107,9 +107,9 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Return the facts and findings of this party."""
         return to_plain(StatementPayload(facts=self.facts(), findings=tuple(self.findings)))
 
-    def take_farewell(self, farewell: Payload) -> None:
+    def take_goodbye(self, goodbye: Payload) -> None:
         """Take the diagnosis, and remove unprintable characters from it."""
-        diagnosis = read_payload(Diagnosis, farewell, "the diagnosis of the server")
+        diagnosis = read_payload(Diagnosis, goodbye, "the diagnosis of the server")
         self._diagnosis = Diagnosis(
             {make_printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
         )

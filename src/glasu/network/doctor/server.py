@@ -50,6 +50,6 @@ class DryRunServer(ServerPurpose[Diagnosis]):
         stated = {name: statements[name].facts for name in roster if name in statements}
         return Diagnosis({**findings, TOGETHER: tuple(collect_findings(self._purpose, self._facts, stated))})
 
-    def build_farewell(self, report: Diagnosis) -> Payload:
+    def build_goodbye(self, report: Diagnosis) -> Payload:
         """Return the diagnosis, which every party receives."""
         return to_plain(report)
