@@ -36,7 +36,7 @@ from glasu.network.run_folder import (
     read_report,
 )
 from glasu.network.session_ledger import LedgerScope
-from glasu.network.state_file import write_named
+from glasu.network.state_file import STARTS, write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.state import ClientState
@@ -74,9 +74,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             ConfigError: the folder belongs to another run, or the run began with other data or another secret.
         """
         super().__init__(options, party)
-        self.fresh = options.fresh  # set to False when the run begins and the earlier content is removed
         self._data, self._secret = party.data_digest(), options.kit.secret
-        if not self.fresh and continues_part(options.out, self.state.value, self._data, options.run):
+        if options.fresh:
+            self.state.start_over(keep=STARTS)  # the folder keeps its part of an earlier run until the new one begins
+        elif continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
         self._saver: Saver[PartyCheckpoint] | None = None  # None until the run begins
         self._offered: WelcomePayload | None = None
@@ -104,7 +105,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def list_checkpoints(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
         self.wait_until_durable()
-        if self.fresh or self.state.value.run is None:
+        if self.state.value.run is None:
             return {0: START}
         damaged: list[str] = []
         rounds = self._store().digests(damaged)
@@ -114,14 +115,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
-        held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
+        held = self.state.value
         return to_plain(
             HelloPayload(
                 facts=collect_party_facts(self.party, self.purpose, self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,
-                fresh=self.fresh,
+                fresh=self.state.starts_over,
                 finished=held.finished,
                 rounds=self.list_checkpoints(),
             )
@@ -165,7 +166,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
                 "the server's settings differ from --expect: {}; agree on one run file with the server's operator.",
             )
         config, party = resolve_for_party(config, self.party, options.max_memory)
-        if not self.fresh and self.state.value.digest not in (None, config.digest()):
+        if self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
                 "the server's settings have changed since this run began. Restore them there, or start over with "
@@ -216,11 +217,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def _open_run(self) -> Saver[PartyCheckpoint]:
         """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
-        if self.fresh:
+        if self.state.starts_over:
             removed = [path for store in _list_stores(self._store) for path in store.clear()]
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
-            self.state.update(finished=None, closed=False)
         assert self._secret is not None  # see `start`
         self.state.update(
             run=self.client.identity.run.hex(),
@@ -228,8 +228,8 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             data=self._data,
             secret=self._secret.commitment(),
         )
+        self.state.write_pending()
         note_welcome(self.state, begun=True)
-        self.fresh = False
         for store in _list_stores(self._store):
             store.remove_partial_files()
         return Saver(self._store(ALONE if self.client.is_alone else ""))
@@ -320,11 +320,11 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def result(self) -> FinishedPart | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""
-        return None if self.fresh or self.state.value.finished is None else read_report(FinishedPart, self.options.out)
+        return None if self.state.value.finished is None else read_report(FinishedPart, self.options.out)
 
     def find_earlier_result(self) -> FinishedPart | None:
         """Return the content of report.json, if an earlier process received the server's goodbye."""
-        if self.fresh or not self.state.value.closed:
+        if not self.state.value.closed:
             return None
         out, report = self.options.out, read_report(FinishedPart, self.options.out)
         if self.options.expect is not None:
