@@ -296,7 +296,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     a.send_control("Confirmation", attempt=2, digest="start")
     role.outcome(20)
     a.send_control("PartyResult", attempt=2, payload={"of": "attempt 2"})
-    assert harness.session.collect_results() == [{"of": "attempt 2"}]
+    assert harness.session.collect_results() == {"a": {"of": "attempt 2"}}
 
 
 def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():

@@ -201,7 +201,7 @@ class ToyServer:
                 self.session.begin_attempt(Attempt(self.state["attempt"], common, digests, self.toy.check_limits))
                 for index in range(common, self.toy.num_rounds):
                     self.run_round(index)
-                return self.session.collect_results()
+                return list(self.session.collect_results().values())
             except RestartAttempt:
                 self.log.append("restart")
 

@@ -11,7 +11,7 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.compatibility import read_offered_config
-from glasu.network.control import ProposedAttempt
+from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.fencing import count_start, describe_process, note_welcome
 from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
@@ -19,7 +19,6 @@ from glasu.network.join import PartyPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
-from glasu.network.prediction_server import derive_attempt_run
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.run_folder import open_aligning_party
 from glasu.network.session_ledger import LedgerScope

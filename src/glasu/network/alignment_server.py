@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glasu.network.compatibility import prepare_config_for_network
+from glasu.network.control import derive_attempt_run
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
-from glasu.network.prediction_server import derive_attempt_run
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_aligning
@@ -78,8 +78,8 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         load_group()
         config = prepare_config_for_network(options.config, options.kit.roster)
         self.limits = SetLimits(config.wire.chunk_rows, max_ids)
-        self.state, run = open_aligning(options.out), secrets.token_hex(RUN_BYTES)
-        super().__init__(options, collect_server_facts(self.purpose), config, run, self.state)
+        facts, run = collect_server_facts(self.purpose), secrets.token_hex(RUN_BYTES)
+        super().__init__(options, facts, config, run, open_aligning(options.out))
 
     def begin(self) -> None:
         """Begin an alignment. Each process serves a separate alignment."""

@@ -31,7 +31,7 @@ from glasu.network.handshake import (
 )
 from glasu.network.id_keys import IdKeys, IdShare
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, limit_messages
+from glasu.network.party_setup import limit_messages
 from glasu.network.purposes import Purpose
 from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
@@ -51,6 +51,7 @@ from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
+from glasu.timing import Stopwatch
 
 ResultT = TypeVar("ResultT")
 
@@ -175,15 +176,22 @@ class ClientPurpose(PartyPurpose[ResultT]):
         preparation: Preparation | None = None,
         secret: Secret | None = None,
     ) -> None:
-        """Build this party's client for the run that the server offers; see `party_setup.build_client`.
+        """Build this party's client for the run that the server offers; see `Client`.
 
         Raises:
             RefusalError: the run has masks, and the kit does not fit.
         """
-        clock, kit = self.options.clock, self.options.kit
+        kit = self.options.kit
         refuse_kit(kit, config, offered.roster)
-        client = build_client(
-            config, party, offered.index, offered.roster, clock, preparation, secret, signer=KitSigner(kit)
+        client = Client(
+            config,
+            party,
+            index=offered.index,
+            names=offered.roster,
+            watch=Stopwatch(self.options.clock),
+            preparation=preparation,
+            secret=secret,
+            signer=KitSigner(kit),
         )
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)

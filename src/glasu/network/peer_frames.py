@@ -247,22 +247,22 @@ class PeerFrames:
 
     def _refuse(self, peer: Peer, stream: FrameStream | None, refusal: RefusalError) -> None:
         """Send the reason why a process cannot take part to the process and to all parties."""
-        word = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
+        refused = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
         self.refused += 1
         if refusal.code == Code.OTHER_PURPOSE:  # for example glasu doctor; the party's own process is not affected
             self._roster.log.write(
-                f"{peer.name}: a connection for another purpose was refused: {word.reason}", peer.name
+                f"{peer.name}: a connection for another purpose was refused: {refused.reason}", peer.name
             )
-        elif word.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
-            for line in word.table:
+        elif refused.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
+            for line in refused.table:
                 self._roster.log.write(line, peer.name)
             own = peer if stream is peer.stream else None  # a running process is informed about a second one
-            self._roster.announce(f"{peer.name}: not accepted: {word.reason}", about=peer.name, without=own)
-            peer.refusal = word.reason
+            self._roster.announce(f"{peer.name}: not accepted: {refused.reason}", about=peer.name, without=own)
+            peer.refusal = refused.reason
         if stream is peer.stream:
-            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(word))
+            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(refused))
         elif stream is not None:
-            stream.close(make_control_frame(word))
+            stream.close(make_control_frame(refused))
 
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""

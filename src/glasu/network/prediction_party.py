@@ -15,14 +15,13 @@ from glasu.data.party import PartyData
 from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
-from glasu.network.control import ProposedAttempt
+from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, LabelFacts, collect_class_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
-from glasu.network.prediction_server import derive_attempt_run
 from glasu.network.purposes import PREDICTION
 from glasu.network.run_folder import FinishedPart, read_report
 from glasu.network.session_ledger import LedgerScope

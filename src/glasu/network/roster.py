@@ -118,7 +118,7 @@ class Peer:
         self.send_control(StatementRequest(shares))
 
     @property
-    def has_heard_all(self) -> bool:
+    def has_acknowledged_all(self) -> bool:
         """Return whether its process has acknowledged every frame."""
         return self.channel.outbox.held == 0
 

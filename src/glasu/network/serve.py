@@ -128,6 +128,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             state: records the admitted processes and the ledgers.
             scope: the training that the parties take part in; empty in an alignment.
         """
+        self.state = state
         served = ServedRun(self.purpose, facts, config, options.kit.roster, run, self.list_checkpoints)
         self.recorded_heads = RecordedHeads(state, scope)
         super().__init__(options, served, Refuse(served, Fence(state), self.recorded_heads))
@@ -276,10 +277,10 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
             log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(purpose.progress))
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
-                results = session.collect_results()
-            finished = _read_results(dict(zip(attempt.present, results, strict=True)))
-            purpose.note_results(dict(zip(attempt.present, finished, strict=True)))
-            return purpose.finish(result, finished)
+                payloads = session.collect_results()
+            results = _read_results(payloads)
+            purpose.note_results(results)
+            return purpose.finish(result, list(results.values()))
         except RestartAttempt:
             log.info("the parties changed: all roles return to the last common checkpoint.")
         except GlasuError as error:
@@ -287,12 +288,12 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
                 raise
 
 
-def _read_results(results: Mapping[str, Payload]) -> list[ResultPayload]:
-    """Read the parties' results in client order. The error of a malformed result names its party."""
-    finished = []
-    for party, payload in results.items():
+def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:
+    """Read the parties' results. The error of a malformed result names its party."""
+    results = {}
+    for party, payload in payloads.items():
         try:
-            finished.append(read_payload(ResultPayload, payload, f"the result of party {party!r}"))
+            results[party] = read_payload(ResultPayload, payload, f"the result of party {party!r}")
         except RefusalError as error:
             raise ProtocolError(str(error), party=party) from None
-    return finished
+    return results

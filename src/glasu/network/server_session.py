@@ -164,15 +164,15 @@ class ServerSession:
         """Send a different message to every party, in client order."""
         self._send([encode(message) for message in messages], messages[0])
 
-    def collect_results(self) -> list[Payload]:
-        """Wait until every party has written its results; return the parties' reports in client order."""
+    def collect_results(self) -> dict[str, Payload]:
+        """Wait until every party has written its results; return the results by party, in client order."""
         roster = self.roster
         with roster.changed:
             roster.check()  # a process may have restarted since the last message was sent
             roster.run.advance(RunEvent.EXHAUST)
             roster.wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
             roster.run.advance(RunEvent.COMPLETE)
-            return [peer.result for peer in self._list_present()]
+            return {peer.name: peer.result for peer in self._list_present()}
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class ServerSession:
             for peer in roster.peers.values():
                 self.host.send_goodbye(peer)
             self._wait_for_end(
-                lambda peer: peer.state is PeerState.CLOSED and not peer.is_connected and peer.has_heard_all,
+                lambda peer: peer.state is PeerState.CLOSED and not peer.is_connected and peer.has_acknowledged_all,
                 roster.clock() + seconds,
             )
 

@@ -51,13 +51,13 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         roster = options.kit.roster
         config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
-        self.state = open_serving(options.out)
+        state = open_serving(options.out)
         if options.fresh:
-            self.state.start_over()
-        resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
-        run = str(self.state.value.run) if resumes else secrets.token_hex(RUN_BYTES)
+            state.start_over()
+        resumes = not options.fresh and continues_run(options.out, state.value, config, roster)
+        run = str(state.value.run) if resumes else secrets.token_hex(RUN_BYTES)
         facts = collect_server_facts(self.purpose, parties=len(roster))
-        super().__init__(options, facts, config, run, self.state, scope=run)
+        super().__init__(options, facts, config, run, state, scope=run)
         self.saver = Saver(
             Store(ServerCheckpoint, options.out / CHECKPOINTS, f"the server of run {run}", config.extensions())
         )
