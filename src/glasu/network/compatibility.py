@@ -47,6 +47,7 @@ class FactRule:
     facts: tuple[str, ...]
     remedy: str = ""
     level: Level = "bad"  # the level of a difference
+    code: Code = Code.DIFFERENT_FACTS  # of a refusal
 
 
 RULES = (
@@ -55,6 +56,7 @@ RULES = (
         ("purpose",),
         "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
         "without --predict; or glasu serve --align and glasu align",
+        code=Code.OTHER_PURPOSE,
     ),
     FactRule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     FactRule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
@@ -133,7 +135,7 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
         if differences:
             advice = next((item.rule.remedy for item in differences if item.rule.remedy), "")
             raise RefusalError(
-                Code.OTHER_PURPOSE if differences[0].rule.check == "purpose" else Code.DIFFERENT_FACTS,
+                differences[0].rule.code,
                 f"it differs from {other}: {format_differences(differences)}{f'; {advice}' if advice else ''}.",
                 format_columns(differences),
             )

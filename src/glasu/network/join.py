@@ -102,9 +102,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
         self.session_ledger.open_attempt(attempt, self.scope())
 
+    @abstractmethod
     def facts(self) -> Facts:
         """Return the facts of this party for the settings of the run."""
-        raise NotImplementedError
 
     def check_limits(self, head: Head, size: int) -> None:
         """Check the header and size of a message from the server; refuse one that is too long for this run."""
