@@ -12,15 +12,15 @@ from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
 from support.controls import hello
-from support.raw_party import STATEMENT, Desk, wait_for
+from support.raw_party import STATEMENT, ServerHarness, wait_for
 from support.roles import Role
 from support.toy_run import ToyServerHandshake, key
 
 WAIT = 600.0
 
 
-class Office(Desk):
-    """A desk whose clock stands still until it is set; `needs` are the parties without which nobody continues."""
+class WaitingHarness(ServerHarness):
+    """A server whose clock stands still until it is set; `needs` are the parties without which nobody continues."""
 
     def __init__(self, names="abc", needs="a"):
         self.now = 0.0
@@ -66,121 +66,121 @@ def partial(client, attempt=1):
 
 
 def test_parties_without_a_connection_for_too_long_are_absent_and_the_attempt_names_the_others():
-    office = Office()
-    a, c = office.prepare("a"), office.prepare("c")
-    assert office.gather().outcome(20) == ("a", "c")
-    assert office.state("b") is PeerState.ABSENT
-    assert "continuing without b: no connection for 600 s." in office.log
-    assert office.handshake.withdrawn == ["b"]
-    office.begin(1, [a, c], "ac")
+    harness = WaitingHarness()
+    a, c = harness.prepare("a"), harness.prepare("c")
+    assert harness.gather().outcome(20) == ("a", "c")
+    assert harness.state("b") is PeerState.ABSENT
+    assert "continuing without b: no connection for 600 s." in harness.log
+    assert harness.handshake.withdrawn == ["b"]
+    harness.begin(1, [a, c], "ac")
     assert [each["present"] for each in proposals(a) + proposals(c)] == [["a", "c"], ["a", "c"]]
 
 
 def test_no_message_is_awaited_from_an_absent_party_and_none_is_sent_to_it():
-    office = Office()
-    a, c = office.prepare("a"), office.prepare("c")
-    office.gather().outcome(20)
-    office.begin(1, [a, c], "ac")
+    harness = WaitingHarness()
+    a, c = harness.prepare("a"), harness.prepare("c")
+    harness.gather().outcome(20)
+    harness.begin(1, [a, c], "ac")
     a.send_message(partial(0))
     c.send_message(partial(1))  # the second client of this attempt
-    found = office.session.receive(Receive((Partial,), key(0, 0)))
+    found = harness.session.receive(Receive((Partial,), key(0, 0)))
     assert [message.key.client for message in found] == [0, 1]
-    office.session.broadcast(Joint(key(0, 0), np.zeros((1, 4), np.float32)))
-    assert office.session.roster.peers["b"].channel.outbox.held == 0
+    harness.session.broadcast(Joint(key(0, 0), np.zeros((1, 4), np.float32)))
+    assert harness.session.roster.peers["b"].channel.outbox.held == 0
     a.send_control("PartyResult", attempt=1, payload={"party": "a"})
     c.send_control("PartyResult", attempt=1, payload={"party": "c"})
-    assert [result["party"] for result in office.session.collect_results()] == ["a", "c"]
+    assert harness.session.collect_results() == {"a": {"party": "a"}, "c": {"party": "c"}}
 
 
 def test_the_place_of_an_absent_party_among_the_clients_is_not_kept():
-    office = Office()
-    a, c = office.prepare("a"), office.prepare("c")
-    office.gather().outcome(20)
-    office.begin(1, [a, c], "ac")
+    harness = WaitingHarness()
+    a, c = harness.prepare("a"), harness.prepare("c")
+    harness.gather().outcome(20)
+    harness.begin(1, [a, c], "ac")
     c.send_message(partial(2))  # its place among all parties
     assert "expected attempt and client (1, 1), got (1, 2)" in c.last_word().fields["reason"]
 
 
 def test_where_the_others_cannot_continue_the_run_fails_and_says_why():
-    office = Office(needs="b")
-    office.prepare("a")
+    harness = WaitingHarness(needs="b")
+    harness.prepare("a")
     with pytest.raises(AbsenceError, match=r"waited 600 s for b, c to join; .* All are needed\. Start the missing"):
-        office.gather().outcome(20)
+        harness.gather().outcome(20)
 
 
 def test_a_party_that_is_lost_in_an_attempt_is_awaited_and_then_the_next_attempt_is_without_it():
-    office = Office()
-    parties = [office.prepare(name) for name in "abc"]
-    office.gather().outcome(20)
-    office.begin(1, parties, "abc")
+    harness = WaitingHarness()
+    parties = [harness.prepare(name) for name in "abc"]
+    harness.gather().outcome(20)
+    harness.begin(1, parties, "abc")
     a, b, c = parties
     a.send_message(partial(0))
     b.end()
-    office.now += WAIT - 1
-    receiving = Role("receiving", lambda: office.session.receive(Receive((Partial,), key(0, 0))))
+    harness.now += WAIT - 1
+    receiving = Role("receiving", lambda: harness.session.receive(Receive((Partial,), key(0, 0))))
     c.send_message(partial(2))
     receiving.join(1.5)
     assert receiving.is_alive()
-    office.now += 1
+    harness.now += 1
     assert isinstance(receiving.error(20), RestartAttempt)
-    assert office.session.roster.run.state is RunState.RESTARTING
-    gathering = Role("gathering", office.session.gather)
+    assert harness.session.roster.run.state is RunState.RESTARTING
+    gathering = Role("gathering", harness.session.gather)
     for party in (a, c):
         wait_for(lambda party=party: any(control.kind == "StatementRequest" for control in party.controls()))
         party.send_control("Statement", payload=STATEMENT)
     assert gathering.outcome(20) == ("a", "c")  # its time was over: it is not awaited again
-    office.begin(2, [a, c], "ac")
+    harness.begin(2, [a, c], "ac")
 
 
 def test_an_absent_process_that_returns_passes_the_handshake_and_takes_part_in_the_next_attempt():
-    office = Office()
-    b = office.prepare("b")
+    harness = WaitingHarness()
+    b = harness.prepare("b")
     server = b.controls()[0].fields["server"]
     b.end()
-    a, c = office.prepare("a"), office.prepare("c")
-    office.gather().outcome(20)
-    office.begin(1, [a, c], "ac")
-    back = office.connect("b", hello(server=server))  # the process that was there before
+    a, c = harness.prepare("a"), harness.prepare("c")
+    harness.gather().outcome(20)
+    harness.begin(1, [a, c], "ac")
+    back = harness.connect("b", hello(server=server))  # the process that was there before
     wait_for(lambda: back.controls())
     assert back.controls()[0].fields["resumed"] is False
     with pytest.raises(RestartAttempt):
-        office.session.receive(Receive((Partial,), key(0, 0)))
-    gathering = Role("gathering", office.session.gather)
+        harness.session.receive(Receive((Partial,), key(0, 0)))
+    gathering = Role("gathering", harness.session.gather)
     for party in (a, back, c):
         party.send_control("Statement", payload=STATEMENT)
     assert gathering.outcome(20) == ("a", "b", "c")
 
 
 def test_an_attempt_planned_without_a_party_that_has_come_meanwhile_does_not_begin():
-    office = Office()
-    office.prepare("a")
-    office.prepare("c")
-    assert office.gather().outcome(20) == ("a", "c")
-    office.prepare("b")
+    harness = WaitingHarness()
+    harness.prepare("a")
+    harness.prepare("c")
+    assert harness.gather().outcome(20) == ("a", "c")
+    harness.prepare("b")
     with pytest.raises(RestartAttempt):
-        office.session.begin_attempt(Attempt(1, 0, dict.fromkeys("ac", "start"), office.toy.check_limits))
+        harness.session.begin_attempt(Attempt(1, 0, dict.fromkeys("ac", "start"), harness.toy.check_limits))
 
 
 def test_a_returned_party_cannot_confirm_or_finish_the_attempt_that_began_without_it():
     for kind, fields in (("Confirmation", {"digest": None}), ("PartyResult", {"payload": {}})):
-        office = Office()
-        a, c = office.prepare("a"), office.prepare("c")
-        office.gather().outcome(20)
-        office.begin(1, [a, c], "ac")
-        b = office.prepare("b")
+        harness = WaitingHarness()
+        a, c = harness.prepare("a"), harness.prepare("c")
+        harness.gather().outcome(20)
+        harness.begin(1, [a, c], "ac")
+        b = harness.prepare("b")
         b.send_control(kind, attempt=1, **fields)
         assert "cannot follow the state 'prepared'" in b.last_word().fields["reason"]
-        assert office.state("b") is PeerState.REFUSED
+        assert harness.state("b") is PeerState.REFUSED
 
 
 def test_a_refused_party_is_absent_after_the_same_time_and_the_line_says_why_it_was_refused():
-    office = Office()
-    office.prepare("a")
-    office.prepare("c")
-    b = office.connect("b")
-    wait_for(lambda: office.session.list_connected()["b"])
-    with office.session.roster.changed:
-        office.session.host.expel(office.session.roster.peers["b"], "its clock is wrong")
+    harness = WaitingHarness()
+    harness.prepare("a")
+    harness.prepare("c")
+    b = harness.connect("b")
+    wait_for(lambda: harness.session.list_connected()["b"])
+    with harness.session.roster.changed:
+        harness.session.host.expel(harness.session.roster.peers["b"], "its clock is wrong")
     b.end()
-    assert office.gather().outcome(20) == ("a", "c")
-    assert "continuing without b: no connection for 600 s (b: its clock is wrong)." in office.log
+    assert harness.gather().outcome(20) == ("a", "c")
+    assert "continuing without b: no connection for 600 s (b: its clock is wrong)." in harness.log

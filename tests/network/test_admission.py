@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from glasu.network import purposes
 from glasu.network.admission import Admission
 from glasu.network.admission_policy import Collect, Refuse, ServedRun
 from glasu.network.facts import collect_server_facts
@@ -13,13 +15,17 @@ from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_proce
 from glasu.network.frames import CONTROL_BYTES
 from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, StatementPayload
 from glasu.network.log_lines import MAX_REASON, make_printable
+from glasu.network.purposes import PREDICTION, TRAINING, Purpose
 from glasu.network.recorded_heads import RecordedHeads
 from glasu.network.run_folder import open_joining, open_serving
 from glasu.records import to_plain
 from support.controls import pack_control
 from support.tiny import tiny
 
-FACTS = collect_server_facts("training", parties=2)
+FACTS = collect_server_facts(TRAINING, parties=2)
+
+KNOWN = [known for known in vars(purposes).values() if isinstance(known, Purpose)]
+INVENTED = Purpose(name="survey", finished_answer="the survey is over.", absence_error="A survey needs all parties.")
 
 
 @pytest.fixture
@@ -28,8 +34,9 @@ def admission(tmp_path):
     return Admission(served, Refuse(served, Fence(state), RecordedHeads(state, served.run)))
 
 
-def make_served_run():
-    return ServedRun(FACTS, tiny()[0], ("a", "b"), "00" * 12, lambda: {0: "start"})
+def make_served_run(purpose=TRAINING):
+    facts = replace(FACTS, purpose=purpose.name)
+    return ServedRun(purpose, facts, tiny()[0], ("a", "b"), "00" * 12, lambda: {0: "start"})
 
 
 def hello(**changes):
@@ -73,6 +80,19 @@ def test_no_policy_admits_a_process_with_another_purpose(admission):
     payload = hello(facts=replace(FACTS, purpose="prediction"), rounds={0: "start"})
     assert refusal_of(admission, payload).code == Code.OTHER_PURPOSE
     assert refusal_of(Admission(make_served_run(), Collect()), payload).code == Code.OTHER_PURPOSE
+
+
+@pytest.mark.parametrize("purpose", [*KNOWN, INVENTED], ids=lambda purpose: purpose.name)
+def test_a_purpose_says_what_a_late_process_and_an_incomplete_run_are_told(purpose, tmp_path):
+    state, served = open_serving(tmp_path), make_served_run(purpose)
+    admission = Admission(served, Refuse(served, Fence(state), RecordedHeads(state, served.run)))
+    late = hello(facts=served.facts, rounds={0: "start"})
+    assert late["facts"]["purpose"] == purpose.name  # only the name travels
+    with pytest.raises(RefusalError, match=re.escape(purpose.finished_answer)) as refused:
+        admission.admit("a", late, closing=True)
+    assert refused.value.code == Code.RUN_FINISHED
+    own = "The model was trained by the parties a, b; got a." if purpose is PREDICTION else f"{purpose.name} needs all"
+    assert own in admission.find_absence_error(["a"])
 
 
 def test_only_the_policy_refuse_records_the_admitted_process(admission, tmp_path):

@@ -18,6 +18,7 @@ from glasu.network.facts import collect_party_facts
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.join import PartyPerformer
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import TRAINING
 from glasu.pki.kit import open_kit
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import BlindedSet
@@ -124,12 +125,12 @@ def test_the_facts_of_aligned_parties_are_equal_and_are_no_digests_that_the_serv
     plain = [read_party(folder) for folder in folders]
     align_folders(folders, AlignmentOptions(secrets=SECRETS))
     parties = [read_party(folder) for folder in folders]
-    stated = [collect_party_facts(party, "training") for party in parties]
+    stated = [collect_party_facts(party, TRAINING) for party in parties]
     assert len({(facts.alignment, facts.id_set, facts.id_order) for facts in stated}) == 1
     guessed = {dataclasses.replace(party, alignment_key=None) for party in (*parties, *plain)}
     known = {digest for party in guessed for digest in (party.ids_digest(), party.set_digest)}
     assert not known & {stated[0].id_set, stated[0].id_order, stated[0].alignment}
-    assert collect_party_facts(plain[0], "training").alignment == "none"
+    assert collect_party_facts(plain[0], TRAINING).alignment == "none"
 
 
 def test_a_party_of_another_alignment_is_refused(folders, kits, tmp_path):

@@ -25,6 +25,7 @@ from glasu.network.compatibility import (
 from glasu.network.facts import LABELS, collect_server_facts
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import DRY_RUN, TRAINING
 from glasu.network.training_party import TrainingParty
 from glasu.pki.kit import open_kit
 from glasu.pki.provision import add, remove
@@ -54,7 +55,7 @@ PARTY = {
 
 
 def facts(**changes):
-    stated = collect_server_facts("training", parties=3, **PARTY)
+    stated = collect_server_facts(TRAINING, parties=3, **PARTY)
     return replace(stated, **{"glasu": "1.0", "numpy": "2.0", "numpy_build": "2.0", **changes})
 
 
@@ -128,7 +129,7 @@ def test_extensions_of_other_source_are_refused_and_listed():
 def test_the_dry_run_collects_all_differences_at_once():
     parties = {"a": facts(), "b": facts(numpy="2.1", id_order=DIGESTS[1]), "c": facts(splits=DIGESTS[1])}
     server = facts(**dict.fromkeys(PARTY))
-    found = {finding.check: finding for finding in collect_findings(server, parties)}
+    found = {finding.check: finding for finding in collect_findings(DRY_RUN, server, parties)}
     assert {check: finding.level for check, finding in found.items()} == dict.fromkeys(
         ("versions", "ids", "labels"), "bad"
     )
@@ -138,12 +139,12 @@ def test_the_dry_run_collects_all_differences_at_once():
 
 def test_equal_facts_are_good_findings():
     parties = {"a": facts(), "b": facts(), "c": facts(classes=None, class_names=None, splits=None)}
-    assert {finding.level for finding in collect_findings(facts(), parties)} == {"good"}
+    assert {finding.level for finding in collect_findings(DRY_RUN, facts(), parties)} == {"good"}
 
 
 def test_a_party_without_data_is_a_warning_and_the_others_are_compared():
     bare = facts(nodes=None, id_kind=None, id_set=None, id_order=None, classes=None)
-    found = collect_findings(facts(), {"a": facts(), "b": bare, "c": facts()})
+    found = collect_findings(DRY_RUN, facts(), {"a": facts(), "b": bare, "c": facts()})
     assert ("ids", "warning") in {(finding.check, finding.level) for finding in found}
     assert any("common ids, in the same order at a, c" in finding.text for finding in found)
 

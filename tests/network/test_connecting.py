@@ -11,7 +11,7 @@ import pytest
 
 from glasu.errors import AbsenceError, CheckpointError, ProtocolError, TrainingError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
-from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, Dialing
+from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, ConnectOptions
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.control import PROTOCOL, ProposedAttempt
 from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, ROOM, WINDOW, Channel, pack_frame
@@ -33,41 +33,41 @@ def welcome(**changes):
     return pack_unnumbered("Welcome", **{**fields, **changes})
 
 
-class FakeLine:
+class FakeStream:
     """A stream whose server is the test. It delivers the given events immediately, and those of `deliver` later."""
 
-    def __init__(self, stream, arrive, events):
-        self.stream, self._arrive, self.sent = stream, arrive, []
+    def __init__(self, outgoing, arrive, events):
+        self.outgoing, self._arrive, self.sent = outgoing, arrive, []
         threading.Thread(target=self._collect, daemon=True).start()
         threading.Thread(target=lambda: self.deliver(*events), daemon=True).start()
 
     def _collect(self):
-        self.sent.extend(self.stream.yield_frames())
+        self.sent.extend(self.outgoing.yield_frames())
 
     def deliver(self, *events):
         for event in events:
             self._arrive(self, event)
 
     def close(self, seconds=0.0):
-        self.stream.close()
+        self.outgoing.close()
 
 
 class Server:
     """The streams that a party opens, with the events of each. Later streams deliver nothing."""
 
     def __init__(self, *visits):
-        self.visits, self.lines, self.pauses, self.log = list(visits), [], [], []
+        self.visits, self.streams, self.pauses, self.log = list(visits), [], [], []
         self.now = None
 
-    def connect(self, kit, address, stream, arrive):
+    def connect(self, kit, address, outgoing, arrive):
         events = self.visits.pop(0) if self.visits else ()
-        self.lines.append(FakeLine(stream, arrive, events))
-        return self.lines[-1]
+        self.streams.append(FakeStream(outgoing, arrive, events))
+        return self.streams[-1]
 
     def session(self, wait=600.0, decline=None, **options):
         options = {"sleep": self.pauses.append, "jitter": lambda: 1.0, **options}
-        dialing = Dialing(KIT, "localhost:1", wait, logger(self.log), connect=self.connect, **options)
-        return ClientSession(dialing, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
+        options = ConnectOptions(KIT, "localhost:1", wait, logger(self.log), connect=self.connect, **options)
+        return ClientSession(options, ToyClientHandshake("a", {0: Toy().start(0)}, decline))
 
 
 BEGIN = ("ProposedAttempt", {"number": 1, "round": 0, "present": ["a", "b", "c"], "digest": digest(Toy().start(0))})
@@ -118,7 +118,7 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
     server = Server(*[(Disconnection(ConnectionCode.NOTHING_LISTENS),)] * 3)
     with pytest.raises(AbsenceError, match="waited 0 s for the server at localhost:1: nothing listens there"):
         server.session(wait=0.0).open()
-    assert len(server.lines) == 1
+    assert len(server.streams) == 1
 
 
 def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
@@ -145,7 +145,7 @@ def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
     server = Server((Disconnection(code, "x"),))
     with pytest.raises(TransportError, match="does not accept"):
         server.session().open()
-    assert len(server.lines) == 1
+    assert len(server.streams) == 1
 
 
 def test_a_refusal_ends_the_session_without_another_try():
@@ -154,7 +154,7 @@ def test_a_refusal_ends_the_session_without_another_try():
     )
     with pytest.raises(RefusalError, match="other nodes"):
         server.session().open()
-    assert (len(server.lines), server.pauses) == (1, [])
+    assert (len(server.streams), server.pauses) == (1, [])
 
 
 def test_waiting_is_told_at_once_and_then_now_and_then():
@@ -188,11 +188,11 @@ def test_a_frozen_server_is_reported_within_15_s_and_its_return_too():
     silent = [line for line in server.log if "has been silent for" in line]
     assert len(silent) == 1
     assert SILENT_AFTER <= float(silent[0].split("for ")[1].split(" s")[0]) <= 15
-    server.lines[0].deliver(pack_frame(ACK))  # a heartbeat
+    server.streams[0].deliver(pack_frame(ACK))  # a heartbeat
     while not any("answers again" in line for line in server.log) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert any("answers again" in line for line in server.log)
-    server.lines[0].deliver(pack_unnumbered("Stopped", code="x", reason="enough"))
+    server.streams[0].deliver(pack_unnumbered("Stopped", code="x", reason="enough"))
     role.join(10)
     assert isinstance(role.error(), TrainingError)
 
@@ -205,7 +205,7 @@ def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes()
     role = Role("waiting", session.await_attempt)
     while role.is_alive() and now[0] < 2000:
         now[0] += 5.0
-        server.lines[0].deliver(pack_frame(ACK))
+        server.streams[0].deliver(pack_frame(ACK))
         time.sleep(0.001)
     role.join(10)
     assert isinstance(role.error(), AbsenceError)
@@ -215,7 +215,7 @@ def test_a_server_that_sends_signs_of_life_only_is_given_up_after_five_minutes()
 def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     server = Server(
         (welcome(), *pack_numbered(BEGIN)),
-        (welcome(run="cd" * 12, server="s2"),),
+        (welcome(run="cd" * 12, server="s2"), *pack_numbered(("StatementRequest", {"shares": {}}))),
         (pack_unnumbered("Refused", reason="who are you", run="cd" * 12, code="x", table=[]),),
         (pack_unnumbered("Stopped", code="x", reason="enough"),),
     )
@@ -223,7 +223,7 @@ def test_a_server_of_another_run_counts_as_absent_once_the_run_has_begun():
     session.open()
     session.prepare(Toy().check_limits)
     session.confirm(session.await_attempt())
-    server.lines[0].deliver(CLOSED)
+    server.streams[0].deliver(CLOSED)
     with pytest.raises(TrainingError, match="the run was stopped: enough"):
         session.receive(Receive((Joint,), key(0, 0)))
     assert sum("it does not serve run" in line for line in server.log) == 1
@@ -236,7 +236,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
     session.open()
     session.prepare(Toy().check_limits)
     assert session.await_attempt().number == 1
-    assert len(server.lines) == 2
+    assert len(server.streams) == 2
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_an_answer_that_is_not_expected_or_too_long_is_refused_by_its_header(con
     session.open()
     session.prepare(Toy().check_limits)
     session.confirm(session.await_attempt())
-    server.lines[0].deliver(channel.take_next())
+    server.streams[0].deliver(channel.take_next())
     with pytest.raises(ProtocolError, match=words):
         session.receive(Receive((Joint,), key(0, 0)))
 
@@ -332,7 +332,7 @@ def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
 
     def flood():
         while (frame := channel.take_next()) is not None:
-            server.lines[0].deliver(frame)
+            server.streams[0].deliver(frame)
 
     threading.Thread(target=flood, daemon=True).start()
     held = session.connection.channel
@@ -345,11 +345,11 @@ def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
 
 
 def heard_by(server):
-    """Return the second control message that the server received on its first line; the first one is the hello."""
+    """Return the second control message that the server received on its first stream; the first one is the hello."""
     deadline = time.monotonic() + 10
-    while len(server.lines[0].sent) < 2 and time.monotonic() < deadline:
+    while len(server.streams[0].sent) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    return read_control(server.lines[0].sent[1][FRAME_HEADER.size :])
+    return read_control(server.streams[0].sent[1][FRAME_HEADER.size :])
 
 
 def test_a_failure_and_a_refusal_of_the_party_reach_the_server_as_last_words():
@@ -384,8 +384,8 @@ def test_a_party_that_the_server_has_stopped_reports_no_failure():
     assert caught.value.code == "party_failed"
     session.fail(caught.value)
     session.close()
-    wait_for(lambda: server.lines[0].sent)
-    assert len(server.lines[0].sent) == 1  # the hello
+    wait_for(lambda: server.streams[0].sent)
+    assert len(server.streams[0].sent) == 1  # the hello
 
 
 def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
@@ -396,7 +396,7 @@ def test_a_new_proposal_reaches_a_party_that_waits_for_an_answer():
     session.open()
     session.prepare(Toy().check_limits)
     session.confirm(session.await_attempt())
-    server.lines[0].deliver(*frames[1:])
+    server.streams[0].deliver(*frames[1:])
     with pytest.raises(NewAttempt) as caught:
         session.receive(Receive((Joint,), key(0, 0)))
     assert caught.value.attempt.number == 2

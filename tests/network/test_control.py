@@ -30,7 +30,7 @@ from glasu.network.control import (
     read_control,
 )
 from glasu.network.frames import CONTROL_BYTES, MAX_PIECE
-from glasu.network.handshake import Code, FarewellPayload
+from glasu.network.handshake import Code, GoodbyePayload
 from glasu.network.id_keys import IdKeys, IdTag
 from glasu.network.signatures import SignedHead, make_signer, sign_statement
 from glasu.pki.identity import MAX_PARTIES, check_roster
@@ -124,7 +124,7 @@ def test_signed_statements_of_the_most_parties_with_the_longest_names_fit_into_a
     heads = dict.fromkeys(names, SignedHead(head, sign_statement(signer, ["x"])))
     proposal = ProposedAttempt(2**31 - 1, 2**32 - 1, names, "f" * 64, heads)
     assert read_control(pack_control(proposal), MAX_PIECE) == proposal
-    assert len(pack_control(Goodbye(to_plain(FarewellPayload(ledgers=heads))))) <= MAX_PIECE
+    assert len(pack_control(Goodbye(to_plain(GoodbyePayload(ledgers=heads))))) <= MAX_PIECE
     shares = dict.fromkeys(names, IdKeys(long_name, signer).share)
     assert len(pack_control(StatementRequest(shares))) <= MAX_PIECE
     tags = [to_plain(IdTag(name, "f" * 64, "f" * 64, "f" * 64)) for name in names[1:]]

@@ -20,7 +20,7 @@ from support.cluster import Cluster
 from support.kits import simulate_with_secrets
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
-from support.toy_run import break_lines_after
+from support.toy_run import break_streams_after
 
 CASES = {
     "full": {},
@@ -131,8 +131,8 @@ def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, t
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    lines = {name: break_lines_after([3 + index] * 4) for index, name in enumerate("abc")}
-    for role in [cluster.join(name, connect=lines[name]) for name in "abc"]:
+    broken = {name: break_streams_after([3 + index] * 4) for index, name in enumerate("abc")}
+    for role in [cluster.join(name, connect=broken[name]) for name in "abc"]:
         role.outcome()
     assert_same_run(server.outcome(), simulate_with_secrets(parties, config).report)
     assert json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"] == 1

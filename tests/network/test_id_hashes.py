@@ -19,7 +19,7 @@ import pytest
 
 from glasu.data.folders import read_party
 from glasu.network.alignment_party import AlignmentParty
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.join import join
 from glasu.network.options import JoinOptions
 from glasu.network.prediction_party import PredictionParty, Query
@@ -134,31 +134,32 @@ class Recorder:
     def _finish(self, server: Role, purposes: list[Any]) -> None:
         """Run the parties to their end. The next session uses another port."""
         roles = [
-            Role(each.options.kit.name, lambda each=each: join(each, dialing=self._dial(each))) for each in purposes
+            Role(each.options.kit.name, lambda each=each: join(each, connect_options=self._choose_connection(each)))
+            for each in purposes
         ]
         for role in (*roles, server):
             role.outcome()
         self.cluster.port = 0
 
-    def _dial(self, purpose: Any) -> Dialing:
+    def _choose_connection(self, purpose: Any) -> ConnectOptions:
         options = purpose.options
-        return Dialing(options.kit, options.server, options.wait, options.log, connect=self._open_line)
+        return ConnectOptions(options.kit, options.server, options.wait, options.log, connect=self._open_stream)
 
-    def _open_line(self, kit: Any, address: str, stream: Any, arrive: Any) -> ClientStream:
-        outgoing = stream.yield_frames
+    def _open_stream(self, kit: Any, address: str, outgoing: Any, arrive: Any) -> ClientStream:
+        yield_frames = outgoing.yield_frames
 
         def send() -> Iterator[bytes]:
-            for frame in outgoing():
+            for frame in yield_frames():
                 self.frames.append(frame)
                 yield frame
 
-        def receive(line: ClientStream, event: Any) -> None:
+        def receive(stream: ClientStream, event: Any) -> None:
             if isinstance(event, bytes):
                 self.frames.append(event)
-            arrive(line, event)
+            arrive(stream, event)
 
-        stream.yield_frames = send
-        return ClientStream(kit, address, stream, receive)
+        outgoing.yield_frames = send
+        return ClientStream(kit, address, outgoing, receive)
 
 
 def rename(party, kind):

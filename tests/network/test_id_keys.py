@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.facts import collect_party_facts, list_pairs_without_tags, resolve_tags
 from glasu.network.id_keys import IdKeys, IdShare
+from glasu.network.purposes import TRAINING
 from glasu.network.signatures import Signature, make_signer, sign_statement
 from glasu.network.training_server import TrainingServer
 from glasu.pki.kit import open_kit
@@ -42,7 +43,7 @@ def state(kits, parties):
     shares = {name: own.share for name, own in keys.items()}
     for own in keys.values():
         own.store_shares(shares)
-    return {party.name: collect_party_facts(party, "training", keys[party.name]) for party in parties}
+    return {party.name: collect_party_facts(party, TRAINING, keys[party.name]) for party in parties}
 
 
 def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not(kits):
@@ -58,11 +59,11 @@ def test_equal_ids_become_equal_facts_and_other_ids_or_orders_do_not(kits):
 
 def test_ids_that_were_not_compared_yet_are_listed_and_count_as_equal(kits):
     parties = replace_ids(tiny_parties())
-    facts = {party.name: collect_party_facts(party, "training", make_keys(kits, party.name)) for party in parties}
+    facts = {party.name: collect_party_facts(party, TRAINING, make_keys(kits, party.name)) for party in parties}
     assert len(list_pairs_without_tags(facts)) == 6
     assert len({each.id_order for each in resolve_tags(facts).values()}) == 1
     assert list_pairs_without_tags(state(kits, parties)) == []
-    restarted = {**state(kits, parties), "c": collect_party_facts(parties[2], "training", make_keys(kits, "c"))}
+    restarted = {**state(kits, parties), "c": collect_party_facts(parties[2], TRAINING, make_keys(kits, "c"))}
     assert set(list_pairs_without_tags(restarted)) == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
 
 

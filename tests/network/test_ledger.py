@@ -198,9 +198,9 @@ def test_a_ledger_head_that_the_server_changed_is_refused(kind, request, tmp_pat
 class ChangesLastHead(TrainingServer):
     """Changes the ledger head of b in its goodbye."""
 
-    def build_farewell(self, report):
+    def build_goodbye(self, report):
         self.ledgers = change_head(self.ledgers)
-        return super().build_farewell(report)
+        return super().build_goodbye(report)
 
 
 class RepeatsFirstHead(TrainingServer):
@@ -211,9 +211,9 @@ class RepeatsFirstHead(TrainingServer):
         self.first = attempt.ledgers
         return attempt
 
-    def build_farewell(self, report):
+    def build_goodbye(self, report):
         self.ledgers = {**self.ledgers, "b": self.first["b"]}
-        return super().build_farewell(report)
+        return super().build_goodbye(report)
 
 
 @pytest.mark.parametrize("role", [ChangesLastHead, RepeatsFirstHead])
@@ -234,9 +234,9 @@ def test_a_last_head_that_the_server_changed_is_not_recorded_and_the_log_tells(r
 class OmitsLastHead(TrainingServer):
     """Leaves the ledger head of b out of its goodbye."""
 
-    def build_farewell(self, report):
+    def build_goodbye(self, report):
         self.ledgers = {party: head for party, head in self.ledgers.items() if party != "b"}
-        return super().build_farewell(report)
+        return super().build_goodbye(report)
 
 
 def test_a_last_head_that_the_server_omits_is_named_in_the_log_and_the_others_are_recorded(kits, tmp_path):

@@ -39,7 +39,7 @@ from glasu.protocol.messages import Gradient, Joint, Partial
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key, Phase
 from support.controls import hello, pack_control, pack_unnumbered
-from support.raw_party import STATEMENT, Desk, wait_for
+from support.raw_party import STATEMENT, ServerHarness, wait_for
 from support.roles import Role
 from support.toy_run import RUN, ToyServerHandshake, key
 
@@ -49,11 +49,11 @@ def partial(client, round_index=0, chunk=0, value=1.0, **changes):
     return encode(Partial(about, np.full((3, 4), value, np.float32)))
 
 
-def start_receiving(desk, round_index=0, chunk=0):
+def start_receiving(harness, round_index=0, chunk=0):
     """Let the thread of the run wait for a partial of every party."""
     request = Receive((Partial,), key(round_index, chunk))
-    role = Role("receiving", lambda: desk.session.receive(request))
-    wait_for(lambda: desk.session.roster.peers[desk.toy.parties[-1]].expected is request or not role.is_alive())
+    role = Role("receiving", lambda: harness.session.receive(request))
+    wait_for(lambda: harness.session.roster.peers[harness.toy.parties[-1]].expected is request or not role.is_alive())
     return role
 
 
@@ -71,14 +71,14 @@ class CountingLock(SessionLock):
 
 
 def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
-    desk = Desk("abc")
-    lock = desk.session.roster.changed = CountingLock()
-    parties = desk.run()
-    role = start_receiving(desk)
+    harness = ServerHarness("abc")
+    lock = harness.session.roster.changed = CountingLock()
+    parties = harness.run()
+    role = start_receiving(harness)
     wait_for(lambda: lock.waits == 1)
     for client, name in enumerate("ab"):
         parties[client].send_message(partial(client))
-        wait_for(lambda name=name: desk.session.roster.peers[name].channel.inbox)
+        wait_for(lambda name=name: harness.session.roster.peers[name].channel.inbox)
         role.join(0.1)  # a woken thread would wait again within this time
         assert lock.waits == 1
     parties[2].send_message(partial(2))
@@ -110,30 +110,30 @@ HELLOS = {
 
 @pytest.mark.parametrize("name", HELLOS)
 def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
-    desk = Desk()
-    party = desk.connect("a", HELLOS[name])
+    harness = ServerHarness()
+    party = harness.connect("a", HELLOS[name])
     assert party.last_word().kind == "Refused"
     assert party.last_word().fields["code"] == "invalid_hello"
-    assert any(line.startswith("a: not accepted: ") for line in desk.log)
-    assert desk.session.list_connected() == {"a": False, "b": False}
-    assert desk.connect("a").reader.is_alive()  # the valid message can follow
-    wait_for(lambda: desk.session.list_connected()["a"])
+    assert any(line.startswith("a: not accepted: ") for line in harness.log)
+    assert harness.session.list_connected() == {"a": False, "b": False}
+    assert harness.connect("a").reader.is_alive()  # the valid message can follow
+    wait_for(lambda: harness.session.list_connected()["a"])
 
 
 def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason():
     def refuse(party, payload):
         return RefusalError("other_settings", "it differs: x", ["server  a", "1       2"]) if "bad" in payload else None
 
-    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
-    other = desk.connect("b")
-    wait_for(lambda: desk.session.list_connected()["b"])
+    harness = ServerHarness(handshake=ToyServerHandshake(refuse=refuse))
+    other = harness.connect("b")
+    wait_for(lambda: harness.session.list_connected()["b"])
     for _ in range(3):
-        word = desk.connect("a", hello(payload={"bad": 1})).last_word()
+        word = harness.connect("a", hello(payload={"bad": 1})).last_word()
         assert (word.kind, word.fields["code"], word.fields["reason"]) == ("Refused", "other_settings", "it differs: x")
         assert word.fields["table"] == ["server  a", "1       2"]
         assert word.fields["run"] == RUN
-    assert desk.session.refused == 3
-    assert sum("a: not accepted: it differs: x" in line for line in desk.log) == 1  # reported once
+    assert harness.session.refused == 3
+    assert sum("a: not accepted: it differs: x" in line for line in harness.log) == 1  # reported once
     wait_for(lambda: any("a: not accepted" in str(control.fields.get("line")) for control in other.controls()))
 
 
@@ -141,15 +141,17 @@ def test_a_connection_for_another_purpose_does_not_look_like_a_refused_party():
     def refuse(party, payload):
         return RefusalError(Code.OTHER_PURPOSE, "a training is under way there") if "doctor" in payload else None
 
-    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
-    other = desk.connect("b")
-    running = desk.connect("a")
-    wait_for(lambda: all(desk.session.list_connected().values()))
-    assert desk.connect("a", hello(process="p2", payload={"doctor": 1})).last_word().fields["code"] == "other_purpose"
-    assert desk.log[-1] == "a: a connection for another purpose was refused: a training is under way there"
-    assert not any("not accepted" in line for line in desk.log)
-    assert desk.session.list_connected()["a"]
-    assert desk.session.roster.peers["a"].refusal == ""  # a later error does not give it as a reason
+    harness = ServerHarness(handshake=ToyServerHandshake(refuse=refuse))
+    other = harness.connect("b")
+    running = harness.connect("a")
+    wait_for(lambda: all(harness.session.list_connected().values()))
+    assert (
+        harness.connect("a", hello(process="p2", payload={"doctor": 1})).last_word().fields["code"] == "other_purpose"
+    )
+    assert harness.log[-1] == "a: a connection for another purpose was refused: a training is under way there"
+    assert not any("not accepted" in line for line in harness.log)
+    assert harness.session.list_connected()["a"]
+    assert harness.session.roster.peers["a"].refusal == ""  # a later error does not give it as a reason
     for party in (running, other):
         party.end()
         assert not any("another purpose" in str(control.fields) for control in party.controls())
@@ -159,41 +161,41 @@ def test_a_statement_that_is_refused_withdraws_the_process():
     def refuse(party, payload):
         return RefusalError("other_data", "other nodes") if payload == {"rounds": "bad"} else None
 
-    desk = Desk(handshake=ToyServerHandshake(refuse=refuse))
-    party = desk.connect("a")
+    harness = ServerHarness(handshake=ToyServerHandshake(refuse=refuse))
+    party = harness.connect("a")
     party.send_control("Statement", payload={"rounds": "bad"})
     assert party.last_word().fields["reason"] == "other nodes"
-    assert desk.handshake.withdrawn == ["a"]
+    assert harness.handshake.withdrawn == ["a"]
 
 
 def test_a_newer_process_takes_the_place_of_the_earlier_one():
-    desk = Desk()
-    first = desk.connect("a")
-    wait_for(lambda: desk.session.list_connected()["a"])
-    desk.connect("a", hello(process="p2"))
+    harness = ServerHarness()
+    first = harness.connect("a")
+    wait_for(lambda: harness.session.list_connected()["a"])
+    harness.connect("a", hello(process="p2"))
     assert "a newer process" in first.last_word().fields["reason"]
-    assert desk.session.list_connected()["a"]
+    assert harness.session.list_connected()["a"]
 
 
 def test_a_new_process_voids_the_attempt():
-    desk = Desk()
-    desk.run()
-    role = start_receiving(desk)
-    desk.connect("b", hello(process="p2"))
+    harness = ServerHarness()
+    harness.run()
+    role = start_receiving(harness)
+    harness.connect("b", hello(process="p2"))
     role.join(20)
     assert isinstance(role.error(), RestartAttempt)
 
 
 def test_the_same_process_goes_on_where_it_was_over_another_stream():
-    desk = Desk()
-    a, b = desk.run()
+    harness = ServerHarness()
+    a, b = harness.run()
     server = next(control for control in a.controls() if control.kind == "Welcome").fields["server"]
     a.send_message(partial(0))
-    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
+    wait_for(lambda: harness.session.roster.peers["a"].channel.inbox)
     a.end()
-    again = desk.connect("a", hello(server=server, received=len([one for one in a.heard if one.number])))
+    again = harness.connect("a", hello(server=server, received=len([one for one in a.heard if one.number])))
     b.send_message(partial(1))
-    messages = desk.session.receive(Receive((Partial,), key(0, 0)))
+    messages = harness.session.receive(Receive((Partial,), key(0, 0)))
     assert [message.key.client for message in messages] == [0, 1]
     wait_for(again.controls)
     welcome = again.controls()[0].fields
@@ -202,13 +204,13 @@ def test_the_same_process_goes_on_where_it_was_over_another_stream():
 
 @pytest.mark.parametrize("received", [999, 0])
 def test_a_returning_process_cannot_claim_other_numbers_than_were_sent(received):
-    desk = Desk()
-    a, _ = desk.run()
+    harness = ServerHarness()
+    a, _ = harness.run()
     server = next(control for control in a.controls() if control.kind == "Welcome").fields["server"]
     if received == 0:  # it acknowledged the proposal before
         a.send(pack_frame(ACK, acknowledged=1))
     a.end()
-    word = desk.connect("a", hello(server=server, received=received)).last_word()
+    word = harness.connect("a", hello(server=server, received=received)).last_word()
     assert word.kind == "Refused"
     assert "acknowledged" in word.fields["reason"]
 
@@ -234,10 +236,10 @@ CONTROLS = {
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_message_that_nobody_sends_aborts_the_run(name):
-    desk = Desk()
-    a, _ = desk.run()
+    harness = ServerHarness()
+    a, _ = harness.run()
     kind, fields, words = CONTROLS[name]
-    role = start_receiving(desk)
+    role = start_receiving(harness)
     a.send_control(kind, **fields)
     role.join(20)
     assert isinstance(role.error(), ProtocolError)
@@ -247,11 +249,13 @@ def test_a_control_message_that_nobody_sends_aborts_the_run(name):
 
 
 def test_a_confirmation_of_another_checkpoint_aborts_the_run():
-    desk = Desk("a")
-    party = desk.connect("a")
+    harness = ServerHarness("a")
+    party = harness.connect("a")
     party.send_control("Statement", payload=STATEMENT)
-    desk.session.gather()
-    role = Role("beginning", lambda: desk.session.begin_attempt(Attempt(1, 4, {"a": "right"}, desk.toy.check_limits)))
+    harness.session.gather()
+    role = Role(
+        "beginning", lambda: harness.session.begin_attempt(Attempt(1, 4, {"a": "right"}, harness.toy.check_limits))
+    )
     wait_for(lambda: any(control.kind == "ProposedAttempt" for control in party.controls()))
     party.send_control("Confirmation", attempt=1, digest="wrong")
     role.join(20)
@@ -268,43 +272,43 @@ class Comparing(ToyServerHandshake):
 
 
 def test_a_request_that_a_statement_causes_is_sent_at_once():
-    desk = Desk("ab", handshake=Comparing())
-    a, b = desk.connect("a"), desk.connect("b")
-    gathering = Role("gathering", desk.session.gather)
+    harness = ServerHarness("ab", handshake=Comparing())
+    a, b = harness.connect("a"), harness.connect("b")
+    gathering = Role("gathering", harness.session.gather)
     a.send_control("Statement", payload=STATEMENT)
     b.send_control("Statement", payload=STATEMENT)
     wait_for(lambda: any(control.fields.get("shares") for control in a.controls()), 5)
-    desk.session.announce_failure(TrainingError("enough"), 0.0)
+    harness.session.announce_failure(TrainingError("enough"), 0.0)
     assert gathering.error() is not None
 
 
 def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
-    desk = Desk("a")
-    (a,) = desk.run()
-    gathering = Role("gathering", desk.session.gather)
+    harness = ServerHarness("a")
+    (a,) = harness.run()
+    gathering = Role("gathering", harness.session.gather)
     wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
     a.send_control("PartyResult", attempt=1, payload={"of": "attempt 1"})
     a.send_message(partial(0))
     a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
-    role = Role("begin", lambda: desk.session.begin_attempt(Attempt(2, 0, {"a": "start"}, desk.toy.check_limits)))
+    role = Role("begin", lambda: harness.session.begin_attempt(Attempt(2, 0, {"a": "start"}, harness.toy.check_limits)))
     wait_for(lambda: sum(control.kind == "ProposedAttempt" for control in a.controls()) == 2)
     a.send_control("Confirmation", attempt=2, digest="start")
     role.outcome(20)
     a.send_control("PartyResult", attempt=2, payload={"of": "attempt 2"})
-    assert desk.session.collect_results() == [{"of": "attempt 2"}]
+    assert harness.session.collect_results() == {"a": {"of": "attempt 2"}}
 
 
 def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
-    desk = Desk()
-    a, _ = desk.run()
-    role = start_receiving(desk)
+    harness = ServerHarness()
+    a, _ = harness.run()
+    role = start_receiving(harness)
     a.send(pack_unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
     role.join(20)
     assert isinstance(role.error(), TrainingError)
     assert str(role.error()) == "party 'a' failed: its data cannot be used"
     assert role.error().code == "party_failed"
-    late = desk.connect("a", hello(process="p3"))
+    late = harness.connect("a", hello(process="p3"))
     assert late.last_word().fields["code"] == "party_failed"
     assert late.last_word().fields["reason"] == "party 'a' failed: its data cannot be used"
 
@@ -322,81 +326,81 @@ def has_goodbye(party):
 
 
 def test_a_process_that_restarts_before_the_results_are_collected_voids_the_attempt():
-    desk = Desk()
-    finish(desk.run())
-    again = desk.connect("b", hello(process="p2"))
+    harness = ServerHarness()
+    finish(harness.run())
+    again = harness.connect("b", hello(process="p2"))
     wait_for(lambda: again.controls())
     with pytest.raises(RestartAttempt):
-        desk.session.collect_results()
-    gathering = Role("gathering", desk.session.gather)
-    wait_for(lambda: not gathering.is_alive() or desk.session.roster.run.state is RunState.GATHERING)
+        harness.session.collect_results()
+    gathering = Role("gathering", harness.session.gather)
+    wait_for(lambda: not gathering.is_alive() or harness.session.roster.run.state is RunState.GATHERING)
     again.send_control("Statement", payload=STATEMENT)
-    wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
+    wait_for(lambda: harness.session.roster.peers["b"].state is PeerState.PREPARED)
 
 
 def test_a_failure_before_the_results_are_collected_is_reported_as_it_is():
-    desk = Desk()
-    a, _ = desk.run()
+    harness = ServerHarness()
+    a, _ = harness.run()
     a.send(pack_unnumbered("Failed", code="invalid_data", reason="its data cannot be used"))
-    wait_for(lambda: desk.session.roster.failure is not None)
+    wait_for(lambda: harness.session.roster.failure is not None)
     with pytest.raises(TrainingError, match="party 'a' failed: its data cannot be used"):
-        desk.session.collect_results()
+        harness.session.collect_results()
 
 
 @pytest.mark.parametrize("stated", [False, True], ids=["connected", "prepared"])
 def test_a_process_that_restarts_after_the_results_are_collected_hears_the_goodbye(stated):
-    desk = Desk()
-    a, b = desk.run()
+    harness = ServerHarness()
+    a, b = harness.run()
     finish([a, b])
-    desk.session.collect_results()
-    again = desk.connect("b", hello(process="p2"))
+    harness.session.collect_results()
+    again = harness.connect("b", hello(process="p2"))
     wait_for(lambda: again.controls())
     if stated:
         again.send_control("Statement", payload=STATEMENT)
-        wait_for(lambda: desk.session.roster.peers["b"].state is PeerState.PREPARED)
-    desk.session.dismiss(0.0)
+        wait_for(lambda: harness.session.roster.peers["b"].state is PeerState.PREPARED)
+    harness.session.close_run(0.0)
     wait_for(lambda: has_goodbye(a) and has_goodbye(again))
     assert b.last_word().fields["code"] == Code.REPLACED
 
 
 @pytest.mark.parametrize("when", ["before the goodbye", "after the goodbye"])
 def test_a_failure_that_crosses_the_goodbye_does_not_fail_a_complete_run(when):
-    desk = Desk()
-    a, b = desk.run()
+    harness = ServerHarness()
+    a, b = harness.run()
     finish([a, b])
-    desk.session.collect_results()
+    harness.session.collect_results()
     word = pack_unnumbered("Failed", code="x", reason="too late")
     if when == "after the goodbye":
-        desk.session.dismiss(0.0)
+        harness.session.close_run(0.0)
         wait_for(lambda: has_goodbye(b))
     b.send(word)
-    wait_for(lambda: "b: failed after it had finished: too late" in desk.log)
+    wait_for(lambda: "b: failed after it had finished: too late" in harness.log)
     if when == "before the goodbye":
-        desk.session.dismiss(0.0)
+        harness.session.close_run(0.0)
     wait_for(lambda: has_goodbye(a))
-    assert desk.session.roster.failure is None
-    again = desk.connect("b", hello(process="p2"))
+    assert harness.session.roster.failure is None
+    again = harness.connect("b", hello(process="p2"))
     wait_for(lambda: has_goodbye(again))
 
 
 def test_a_failure_of_the_run_after_the_results_are_collected_is_reported_as_it_is():
-    desk = Desk()
-    finish(desk.run())
-    desk.session.collect_results()
-    desk.session.announce_failure(TrainingError("stopped by the operator"), 0.0)
+    harness = ServerHarness()
+    finish(harness.run())
+    harness.session.collect_results()
+    harness.session.announce_failure(TrainingError("stopped by the operator"), 0.0)
     with pytest.raises(TrainingError, match="stopped by the operator"):
-        desk.session.dismiss(0.0)
+        harness.session.close_run(0.0)
 
 
 def test_a_party_that_declines_leaves_its_place_and_the_run_waits():
-    desk = Desk()
-    a = desk.connect("a")
-    other = desk.connect("b")
-    wait_for(lambda: all(desk.session.list_connected().values()))
+    harness = ServerHarness()
+    a = harness.connect("a")
+    other = harness.connect("b")
+    wait_for(lambda: all(harness.session.list_connected().values()))
     a.send(pack_unnumbered("Declined", code="x", reason="other settings", table=["x", "y"]))
-    wait_for(lambda: not desk.session.list_connected()["a"])
-    assert desk.handshake.withdrawn == ["a"]
-    wait_for(lambda: "a: declines to take part: other settings" in desk.log)
+    wait_for(lambda: not harness.session.list_connected()["a"])
+    assert harness.handshake.withdrawn == ["a"]
+    wait_for(lambda: "a: declines to take part: other settings" in harness.log)
     wait_for(lambda: any("declines" in str(control.fields.get("line")) for control in other.controls()))
 
 
@@ -415,10 +419,10 @@ OTHERS = {  # a changed part of a key, and the expected error
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
-    desk = Desk()
-    _, b = desk.run()
+    harness = ServerHarness()
+    _, b = harness.run()
     fields, words = OTHERS[name]
-    role = start_receiving(desk)
+    role = start_receiving(harness)
     about = key(0, 0, 1, attempt=1)._replace(**fields)
     content = encode(Partial(about, np.zeros((300_000, 4), np.float32)))  # several pieces; one is sent
     b.send(pack_frame(PIECE, struct.pack("<QQ", len(content), 0), content[:MAX_PIECE], number=3))
@@ -437,9 +441,9 @@ def test_a_message_that_is_not_expected_is_refused_by_the_first_piece(name):
     ],
 )
 def test_another_kind_and_too_long_a_message_are_refused(message, words):
-    desk = Desk()
-    _, b = desk.run()
-    role = start_receiving(desk)
+    harness = ServerHarness()
+    _, b = harness.run()
+    role = start_receiving(harness)
     b.send_message(encode(message))
     role.join(20)
     with pytest.raises(ProtocolError, match=words):
@@ -447,41 +451,41 @@ def test_another_kind_and_too_long_a_message_are_refused(message, words):
 
 
 def test_messages_that_come_early_are_checked_when_their_turn_comes():
-    desk = Desk("a")
-    (a,) = desk.run()
+    harness = ServerHarness("a")
+    (a,) = harness.run()
     for chunk in (0, 1, 3):  # 2 is missing
         a.send_message(partial(0, chunk=chunk))
     for chunk in (0, 1):
-        assert desk.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
+        assert harness.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
     with pytest.raises(ProtocolError, match=r"party 'a': expected Partial for .* chunk 2, got Partial for .* chunk 3"):
-        desk.session.receive(Receive((Partial,), key(0, 2)))
+        harness.session.receive(Receive((Partial,), key(0, 2)))
 
 
 def test_another_content_under_a_known_key_stops_the_run_whatever_the_policy():
-    desk = Desk("a", on_invalid_message="wait")
-    (a,) = desk.run()
+    harness = ServerHarness("a", on_invalid_message="wait")
+    (a,) = harness.run()
     for chunk in (0, 1):
         a.send_message(partial(0, chunk=chunk))
-        assert desk.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
-    role = start_receiving(desk, chunk=2)
+        assert harness.session.receive(Receive((Partial,), key(0, chunk)))[0].key.chunk == chunk
+    role = start_receiving(harness, chunk=2)
     a.send_message(partial(0, chunk=1, value=2.0))
     role.join(20)
     assert isinstance(role.error(), EquivocationError)
     assert str(role.error()).count("SHA-256") == 1
-    assert not desk.session.drop_sender(role.error())
+    assert not harness.session.drop_sender(role.error())
 
 
 @pytest.mark.parametrize("when", ["before its turn", "at its turn"])
 def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
-    desk = Desk(on_invalid_message="wait")
-    a, b = desk.run()
+    harness = ServerHarness(on_invalid_message="wait")
+    a, b = harness.run()
     for party, client in ((a, 0), (b, 1)):
         party.send_message(partial(client))
-    desk.session.receive(Receive((Partial,), key(0, 0)))
+    harness.session.receive(Receive((Partial,), key(0, 0)))
     if when == "before its turn":
         b.send_message(partial(1))
-        wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
-    role = start_receiving(desk, chunk=1)
+        wait_for(lambda: harness.session.roster.peers["b"].channel.inbox)
+    role = start_receiving(harness, chunk=1)
     if when == "at its turn":
         b.send_message(partial(1))
     a.send_message(partial(0, chunk=1))
@@ -489,9 +493,9 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
     error = role.error()
     assert type(error) is ProtocolError
     assert re.search("party 'b': training round 0 .* received twice", str(error))
-    assert desk.session.drop_sender(error)
+    assert harness.session.drop_sender(error)
     assert b.last_word().fields["code"] == "invalid_message"
-    assert desk.session.list_connected() == {"a": True, "b": False}
+    assert harness.session.list_connected() == {"a": True, "b": False}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -502,8 +506,8 @@ def test_a_repeated_message_is_invalid_and_does_not_hold_up_the_run(when):
 )
 def test_repeats_reordering_and_two_contents_end_as_in_a_plain_model(in_order, rest, copies):
     """The reference model: chunk after chunk is accepted; the first message that is not the next one is an error."""
-    desk = Desk("a")
-    (a,) = desk.run()
+    harness = ServerHarness("a")
+    (a,) = harness.run()
     sequence = [*((chunk, 0) for chunk in range(in_order)), *rest]
     for chunk, content in sequence:
         a.send_message(partial(0, chunk=chunk, value=float(content)), copies)
@@ -512,11 +516,11 @@ def test_repeats_reordering_and_two_contents_end_as_in_a_plain_model(in_order, r
         request = Receive((Partial,), key(0, expected))
         if chunk == expected:
             accepted.append(content)
-            (message,) = desk.session.receive(request)
+            (message,) = harness.session.receive(request)
             assert np.all(message.value == content)
             continue
         with pytest.raises(ProtocolError) as caught:
-            desk.session.receive(request)
+            harness.session.receive(request)
         kind = EquivocationError if chunk < expected and accepted[chunk] != content else ProtocolError
         assert type(caught.value) is kind
         assert ("received twice" in str(caught.value)) == (chunk < expected and kind is ProtocolError)
@@ -526,12 +530,12 @@ def test_repeats_reordering_and_two_contents_end_as_in_a_plain_model(in_order, r
 
 @pytest.mark.parametrize("when", ["at its header", "at its turn", "in the script"])
 def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_others_nothing(when):
-    desk = Desk(on_invalid_message="wait")
-    a, b = desk.run()
+    harness = ServerHarness(on_invalid_message="wait")
+    a, b = harness.run()
     if when == "at its turn":
         b.send_message(partial(1, round_index=7))
-        wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
-    role = start_receiving(desk)
+        wait_for(lambda: harness.session.roster.peers["b"].channel.inbox)
+    role = start_receiving(harness)
     if when == "at its header":
         b.send_message(partial(1, round_index=7))
     else:
@@ -540,28 +544,28 @@ def test_where_the_run_waits_an_invalid_message_costs_its_sender_the_place_and_o
         b.send_message(partial(1))
         role.outcome(20)
         error = ProtocolError("NaN in its tensor", party="b")
-        assert not desk.session.drop_sender(ProtocolError("of nobody"))
+        assert not harness.session.drop_sender(ProtocolError("of nobody"))
     else:
         role.join(20)
         error = role.error()
     if when == "at its header":
         assert isinstance(error, RestartAttempt)
     else:
-        assert desk.session.drop_sender(error)
+        assert harness.session.drop_sender(error)
     word = b.last_word()
     assert (word.kind, word.fields["code"]) == ("Refused", "invalid_message")
-    assert desk.session.list_connected() == {"a": True, "b": False}
-    gathering = Role("gathering", desk.session.gather)
+    assert harness.session.list_connected() == {"a": True, "b": False}
+    gathering = Role("gathering", harness.session.gather)
     wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
     a.send_control("Statement", payload=STATEMENT)
-    desk.connect("b", hello(process="p2")).send_control("Statement", payload=STATEMENT)
+    harness.connect("b", hello(process="p2")).send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
 
 
 def test_without_waiting_an_error_of_the_script_is_not_set_aside():
-    desk = Desk()
-    desk.run()
-    assert not desk.session.drop_sender(ProtocolError("NaN in its tensor", party="b"))
+    harness = ServerHarness()
+    harness.run()
+    assert not harness.session.drop_sender(ProtocolError("NaN in its tensor", party="b"))
 
 
 NOISE = st.one_of(
@@ -587,20 +591,20 @@ NOISE = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(frames=st.lists(NOISE, min_size=1, max_size=6), greeted=st.booleans())
 def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, greeted):
-    desk = Desk(on_invalid_message="wait")
-    other = desk.connect("b")
-    wait_for(lambda: desk.session.list_connected()["b"])
-    party = desk.connect("a", *([hello()] if greeted else []), *frames)
+    harness = ServerHarness(on_invalid_message="wait")
+    other = harness.connect("b")
+    wait_for(lambda: harness.session.list_connected()["b"])
+    party = harness.connect("a", *([hello()] if greeted else []), *frames)
     party.end()
-    assert not desk.session.list_connected()["a"]
-    assert desk.session.list_connected()["b"]
-    assert all(line.isprintable() for line in desk.log)
-    assert desk.session.roster.peers["a"].channel.waiting < 10_000
-    if desk.session.roster.failure is None:
+    assert not harness.session.list_connected()["a"]
+    assert harness.session.list_connected()["b"]
+    assert all(line.isprintable() for line in harness.log)
+    assert harness.session.roster.peers["a"].channel.waiting < 10_000
+    if harness.session.roster.failure is None:
         other.send_control("Statement", payload=STATEMENT)
-        wait_for(lambda: "b: prepared." in desk.log)
+        wait_for(lambda: "b: prepared." in harness.log)
     else:
-        assert str(desk.session.roster.failure).startswith("party 'a' failed")
+        assert str(harness.session.roster.failure).startswith("party 'a' failed")
     other.end()
 
 
@@ -618,32 +622,32 @@ ESCAPES = "\x1b[2J\nattempt 9: all parties are there\r\x9b1m" + "x" * 10_000
     ],
 )
 def test_what_a_party_says_reaches_terminals_as_one_short_printable_line(frame):
-    desk = Desk()
-    other = desk.connect("b")
-    wait_for(lambda: desk.session.list_connected()["b"])
-    party = desk.connect("a", hello(), frame)
+    harness = ServerHarness()
+    other = harness.connect("b")
+    wait_for(lambda: harness.session.list_connected()["b"])
+    party = harness.connect("a", hello(), frame)
     party.end()
     said = [str(control.fields.get("line", "")) for control in other.controls()]
     said += [str(control.fields.get("reason", "")) for control in party.controls()]
-    for line in [*desk.log, *said, str(desk.session.roster.failure or "")]:
+    for line in [*harness.log, *said, str(harness.session.roster.failure or "")]:
         assert line.isprintable()
         assert len(line) < 2000
 
 
 def test_one_party_cannot_fill_the_logs_of_the_others():
     now = [1000.0]
-    desk = Desk(clock=lambda: now[0])
-    other = desk.connect("b")
-    wait_for(lambda: desk.session.list_connected()["b"])
+    harness = ServerHarness(clock=lambda: now[0])
+    other = harness.connect("b")
+    wait_for(lambda: harness.session.list_connected()["b"])
     for index in range(300):
-        desk.connect("a", hello(process=f"p{index}")).end()
-    assert sum(line.startswith("a: ") for line in desk.log) <= 20
+        harness.connect("a", hello(process=f"p{index}")).end()
+    assert sum(line.startswith("a: ") for line in harness.log) <= 20
     told = [control for control in other.controls() if control.kind == "Notice"]
     assert len(told) <= 20
     now[0] += 60.0
     with pytest.raises(AbsenceError):
-        desk.session.gather()
-    assert any(line.startswith("a: and 5") and line.endswith("more lines.") for line in desk.log)
+        harness.session.gather()
+    assert any(line.startswith("a: and 5") and line.endswith("more lines.") for line in harness.log)
 
 
 # --- faults of the server itself ------------------------------------------------------------------
@@ -661,21 +665,21 @@ class Broken(ToyServerHandshake):
 
 
 def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_paths():
-    desk = Desk(handshake=Broken())
-    word = desk.connect("a").last_word()
+    harness = ServerHarness(handshake=Broken())
+    word = harness.connect("a").last_word()
     expected = "the server failed when party 'a' connected: OSError in the program (No space left on device)"
     assert (word.kind, word.fields["reason"]) == ("Stopped", expected)
     with pytest.raises(TrainingError, match="No space left"):
-        desk.session.gather()
+        harness.session.gather()
 
 
 def test_a_process_that_cannot_be_remembered_does_not_replace_the_present_one():
-    desk = Desk(handshake=Broken())
-    desk.handshake.error, failing = None, desk.handshake.error
-    first = desk.connect("a")
-    wait_for(lambda: desk.session.list_connected()["a"])
-    desk.handshake.error = failing
-    assert desk.connect("a", hello(process="p2")).last_word().kind == "Stopped"
+    harness = ServerHarness(handshake=Broken())
+    harness.handshake.error, failing = None, harness.handshake.error
+    first = harness.connect("a")
+    wait_for(lambda: harness.session.list_connected()["a"])
+    harness.handshake.error = failing
+    assert harness.connect("a", hello(process="p2")).last_word().kind == "Stopped"
     assert first.stream.is_open
 
 
@@ -693,8 +697,8 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("os.fsync", fail)
-    desk = Desk(handshake=Remembering())
-    party = desk.connect("a")
+    harness = ServerHarness(handshake=Remembering())
+    party = harness.connect("a")
     party.end()
     assert state.value.attempt == 0
     assert not any(control.kind == "Refused" for control in party.controls())
@@ -702,27 +706,27 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
     if number == errno.ENOSPC:
         assert "serving.json cannot be written there (No space left on device)" in party.last_word().fields["reason"]
         with pytest.raises(TrainingError, match="the server failed when party 'a' connected"):
-            desk.session.gather()
+            harness.session.gather()
     else:
-        assert desk.session.roster.failure is None
+        assert harness.session.roster.failure is None
         monkeypatch.setattr("os.fsync", lambda handle: None)
-        desk.connect("a")
-        wait_for(lambda: desk.session.list_connected()["a"])
+        harness.connect("a")
+        wait_for(lambda: harness.session.list_connected()["a"])
 
 
 def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
-    desk = Desk(handshake=Broken())
-    desk.handshake.error = OSError(24, "Too many open files")
-    party = desk.connect("a")
+    harness = ServerHarness(handshake=Broken())
+    harness.handshake.error = OSError(24, "Too many open files")
+    party = harness.connect("a")
     party.end()
-    assert "a: its connection was dropped: OSError in the program (Too many open files)." in desk.log
-    assert desk.session.roster.failure is None
+    assert "a: its connection was dropped: OSError in the program (Too many open files)." in harness.log
+    assert harness.session.roster.failure is None
 
 
 def test_a_bug_that_a_stream_wakes_is_told_by_its_type_only():
-    desk = Desk(handshake=Broken())
-    desk.handshake.error = ZeroDivisionError("salary of node 7: 12345")
-    assert desk.connect("a").last_word().fields["reason"] == "ZeroDivisionError in the program"
+    harness = ServerHarness(handshake=Broken())
+    harness.handshake.error = ZeroDivisionError("salary of node 7: 12345")
+    assert harness.connect("a").last_word().fields["reason"] == "ZeroDivisionError in the program"
 
 
 # --- waiting -------------------------------------------------------------------------------------
@@ -756,78 +760,80 @@ def wake_threads(session):
 
 
 def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_until_time_is_up():
-    desk = Desk(wait=1800.0, clock=QuickClock())
-    a = desk.connect("a")
+    harness = ServerHarness(wait=1800.0, clock=QuickClock())
+    a = harness.connect("a")
     a.send_control("Statement", payload=STATEMENT)
-    with wake_threads(desk.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
-        desk.session.gather()
-    times = [float(line.rpartition(" for ")[2].split(" s")[0]) for line in desk.log if "waiting for b" in line]
+    with wake_threads(harness.session), pytest.raises(AbsenceError, match="waited 1800 s for b to join"):
+        harness.session.gather()
+    times = [float(line.rpartition(" for ")[2].split(" s")[0]) for line in harness.log if "waiting for b" in line]
     assert times[0] <= 15
     assert max(later - earlier for earlier, later in pairwise(times)) <= 65
     assert times[-1] > 1700
     told = "the server has been waiting for b to join for "
     wait_for(lambda: any(told in str(control.fields.get("line")) for control in a.controls()))
-    assert all("(b: not connected, start it there)" in line for line in desk.log if told in line)
+    assert all("(b: not connected, start it there)" in line for line in harness.log if told in line)
 
 
 def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives():
     clock = QuickClock()
-    desk = Desk(wait=600.0, clock=clock)
-    with wake_threads(desk.session):
-        role = Role("gathering", desk.session.gather)
+    harness = ServerHarness(wait=600.0, clock=clock)
+    with wake_threads(harness.session):
+        role = Role("gathering", harness.session.gather)
         wait_for(lambda: clock() > 1400.0)
-        desk.connect("a").send_control("Statement", payload=STATEMENT)
+        harness.connect("a").send_control("Statement", payload=STATEMENT)
         role.join(20)
     with pytest.raises(AbsenceError, match="waited 600 s for b to join"):
         raise role.error()
-    named = [float(line.rpartition(" for ")[2].split(" s")[0]) for line in desk.log if "waiting for b to join" in line]
+    named = [
+        float(line.rpartition(" for ")[2].split(" s")[0]) for line in harness.log if "waiting for b to join" in line
+    ]
     assert max(named, default=0.0) <= 200  # it waits for b alone since a's message arrived, and soon times out
 
 
 def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
-    desk = Desk("a", wait=600.0, clock=QuickClock())
-    desk.run()
-    with wake_threads(desk.session):
-        role = start_receiving(desk)
-        wait_for(lambda: len([line for line in desk.log if "waiting for a to send Partial" in line]) > 60, 60)
+    harness = ServerHarness("a", wait=600.0, clock=QuickClock())
+    harness.run()
+    with wake_threads(harness.session):
+        role = start_receiving(harness)
+        wait_for(lambda: len([line for line in harness.log if "waiting for a to send Partial" in line]) > 60, 60)
         assert role.is_alive()
-        assert "(a: connected)" in desk.log[-1]
-        desk.session.announce_failure(TrainingError("enough"), 0.0)
+        assert "(a: connected)" in harness.log[-1]
+        harness.session.announce_failure(TrainingError("enough"), 0.0)
         role.join(20)
 
 
 def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up():
-    desk = Desk()
-    first = desk.connect("a")
-    wait_for(lambda: desk.session.list_connected()["a"])
-    ending = Role("ending", lambda: desk.session.announce_failure(AbsenceError("waited 1 s for b"), 20.0))
+    harness = ServerHarness()
+    first = harness.connect("a")
+    wait_for(lambda: harness.session.list_connected()["a"])
+    ending = Role("ending", lambda: harness.session.announce_failure(AbsenceError("waited 1 s for b"), 20.0))
     assert first.last_word().fields["reason"] == "waited 1 s for b"
-    assert desk.connect("b").last_word().kind == "Stopped"
+    assert harness.connect("b").last_word().kind == "Stopped"
     first.end()
     ending.outcome(20)
-    assert not any("waiting for it to return" in line for line in desk.log)
+    assert not any("waiting for it to return" in line for line in harness.log)
 
 
 def test_a_failure_jumps_ahead_of_data_that_waits():
-    desk = Desk("a")
-    (a,) = desk.run()
-    desk.session.broadcast(Joint(key(0, 0), np.zeros((2_000_000, 4), np.float32)))  # 32 MB, more than the window
-    desk.session.announce_failure(TrainingError("enough"), 0.0)
+    harness = ServerHarness("a")
+    (a,) = harness.run()
+    harness.session.broadcast(Joint(key(0, 0), np.zeros((2_000_000, 4), np.float32)))  # 32 MB, more than the window
+    harness.session.announce_failure(TrainingError("enough"), 0.0)
     assert a.last_word().fields["reason"] == "enough"
 
 
 def test_a_broadcast_is_encoded_once_for_all_parties():
-    desk = Desk("abcd")
-    for party in desk.run():
+    harness = ServerHarness("abcd")
+    for party in harness.run():
         party.end()  # no party is connected: the message waits for all of them
     message = Joint(key(0, 0), np.zeros((1_000_000, 4), np.float32))
     tracemalloc.start()
     try:
-        desk.session.broadcast(message)
+        harness.session.broadcast(message)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    held = [peer.channel.outbox.held for peer in desk.session.roster.peers.values()]
+    held = [peer.channel.outbox.held for peer in harness.session.roster.peers.values()]
     assert min(held) > message.value.nbytes
     assert peak < 1.5 * message.value.nbytes
 
@@ -857,48 +863,48 @@ def pause_function(monkeypatch):
 
 @pytest.mark.parametrize("name", ["json.loads", "hashlib.sha256"])
 def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pause_function):
-    desk = Desk()
-    a, b = desk.run()
+    harness = ServerHarness()
+    a, b = harness.run()
     begun, go_on = pause_function(name)
     if name == "json.loads":
         a.reader.name = "slow"
         a.send_control("PartyResult", attempt=1, payload={})
     else:
-        role = start_receiving(desk)
+        role = start_receiving(harness)
         role.name = "slow"
         a.send_message(partial(0))
         b.send_message(partial(1))
     assert begun.wait(20)
-    connected = Role("connected", desk.session.list_connected)  # needs the lock
+    connected = Role("connected", harness.session.list_connected)  # needs the lock
     assert connected.outcome(5) == {"a": True, "b": True}
     b.send_message(partial(1, chunk=1))
-    wait_for(lambda: desk.session.roster.peers["b"].channel.inbox)
+    wait_for(lambda: harness.session.roster.peers["b"].channel.inbox)
     go_on.set()
 
 
 def test_a_party_whose_message_is_there_may_send_the_next_one_while_others_are_awaited():
-    desk = Desk()
-    a, b = desk.run()
-    role = start_receiving(desk)
+    harness = ServerHarness()
+    a, b = harness.run()
+    role = start_receiving(harness)
     for chunk in (0, 1):
         a.send_message(partial(0, chunk=chunk))
-    wait_for(lambda: len(desk.session.roster.peers["a"].channel.inbox) == 2)
+    wait_for(lambda: len(harness.session.roster.peers["a"].channel.inbox) == 2)
     b.send_message(partial(1))
     assert [message.key.chunk for message in role.outcome(20)] == [0, 0]
 
 
 def test_a_message_of_an_attempt_that_is_over_is_not_used():
-    desk = Desk("a")
-    (a,) = desk.run()
+    harness = ServerHarness("a")
+    (a,) = harness.run()
     a.send_message(partial(0))
-    wait_for(lambda: desk.session.roster.peers["a"].channel.inbox)
-    gathering = Role("gathering", desk.session.gather)  # voids the attempt
+    wait_for(lambda: harness.session.roster.peers["a"].channel.inbox)
+    gathering = Role("gathering", harness.session.gather)  # voids the attempt
     wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
     a.send_message(partial(0, chunk=1))
     a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
-    assert not desk.session.roster.peers["a"].channel.inbox
-    assert desk.session.roster.peers["a"].channel.waiting == 0
+    assert not harness.session.roster.peers["a"].channel.inbox
+    assert harness.session.roster.peers["a"].channel.waiting == 0
 
 
 # --- receipts --------------------------------------------------------------------------------------

@@ -6,8 +6,12 @@ import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from glasu.errors import CheckpointError, DataError
 from glasu.network.facts import collect_server_facts
@@ -21,12 +25,14 @@ from glasu.network.handshake import (
     WelcomePayload,
     read_payload,
 )
+from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.state_file import STARTS, JoiningRecord
 from glasu.records import to_plain
 from glasu.registry import Extension
 
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
-FACTS = replace(collect_server_facts("training", parties=3), extensions=(EXTENSION,))
+FACTS = replace(collect_server_facts(TRAINING, parties=3), extensions=(EXTENSION,))
 PAYLOADS = [
     HelloPayload(facts=FACTS, process=Process(incarnation=2, name="x", before=("w",)), rounds={0: "start", 3: "ab"}),
     HelloPayload(facts=FACTS, process=None, finished=ResultPayload(weights_sha256="ab"), only="00", fresh=True),
@@ -112,6 +118,34 @@ def test_a_state_that_starts_over_reaches_the_disk_when_it_is_written(tmp_path):
     assert open_serving(tmp_path).value.run == "00"
     state.write_pending()
     assert (open_serving(tmp_path).value.run, open_serving(tmp_path).value.attempt) == ("11", 0)
+
+
+CHANGES = st.one_of(
+    st.fixed_dictionaries({"incarnation": st.integers(1, 9), "starts": st.tuples(st.sampled_from("xyz"))}),
+    st.fixed_dictionaries({"run": st.sampled_from(("00", "11")), "closed": st.booleans()}),
+    st.fixed_dictionaries({"admitted": st.tuples(st.sampled_from("xyz")), "data": st.sampled_from(("d", None))}),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(before=st.lists(CHANGES, max_size=4), after=st.lists(CHANGES, max_size=4))
+def test_a_party_that_starts_over_keeps_its_old_part_on_disk_and_counts_its_starts_there(before, after):
+    with TemporaryDirectory() as folder:
+        out = Path(folder)
+        state = open_joining(out, "a")
+        for change in before:
+            state.update(**change)
+        old, starts = state.value, {name: getattr(state.value, name) for name in STARTS}
+        state.start_over(keep=STARTS)
+        assert state.starts_over
+        assert state.value == JoiningRecord(party="a", **starts)
+        for change in after:
+            state.update(**change)
+            kept = {name: getattr(state.value, name) for name in STARTS}
+            assert open_joining(out, "a").value == replace(old, **kept)
+        state.write_pending()
+        assert not state.starts_over
+        assert open_joining(out, "a").value == state.value
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):

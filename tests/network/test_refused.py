@@ -34,7 +34,7 @@ from glasu.pki.kit import encode_pem, open_kit
 from glasu.pki.provision import AUTHORITY, AUTHORITY_KEY
 from support.commands import GLASU
 from support.processes import SMALL_RUN
-from support.raw_party import Desk, answer
+from support.raw_party import ServerHarness, answer
 from support.tiny import tiny_parties
 from support.warm_process import WarmProcess
 
@@ -61,15 +61,15 @@ def test_a_port_that_is_taken_is_one_line(command, verbosity, kits, tmp_path, mo
 class Serving:
     """A server session at a port, and its log."""
 
-    def __init__(self, kits, port, desk, folder) -> None:
-        self.kits, self.port, self._desk, self._folder = kits, port, desk, folder
+    def __init__(self, kits, port, harness, folder) -> None:
+        self.kits, self.port, self._harness, self._folder = kits, port, harness, folder
 
     @property
     def log(self) -> list[str]:
-        return list(self._desk.log)
+        return list(self._harness.log)
 
     def serves_nobody(self) -> bool:
-        return not any(self._desk.session.list_connected().values())
+        return not any(self._harness.session.list_connected().values())
 
     def answer(self, kit):
         return answer(kit, self.port)
@@ -94,10 +94,10 @@ class Serving:
 
 @pytest.fixture
 def serving_desk(kits, tmp_path):
-    desk = Desk("abc")
-    with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
+    harness = ServerHarness("abc")
+    with Listener(harness.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()
-        yield Serving(kits, listener.port, desk, tmp_path)
+        yield Serving(kits, listener.port, harness, tmp_path)
 
 
 def self_signed() -> Signed:

@@ -10,7 +10,7 @@ import pytest
 
 from glasu.network.frames import ROOM, WINDOW
 from support.roles import Killed, Role
-from support.toy_run import Federation, Toy, break_lines_after
+from support.toy_run import Federation, Toy, break_streams_after
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_an_unbroken_run_computes_the_means(federation):
 @pytest.mark.parametrize("count", range(1, 30))
 def test_a_stream_that_breaks_at_any_frame_costs_nothing_but_time(count, small):
     server = small.serve()
-    line = {"connect": break_lines_after([count]), "sleep": no_sleep}
-    small.finish(server, [small.join("a"), small.join("b", **line), small.join("c")])
+    broken = {"connect": break_streams_after([count]), "sleep": no_sleep}
+    small.finish(server, [small.join("a"), small.join("b", **broken), small.join("c")])
     assert [party.attempts for parties in small.parties.values() for party in parties] == [1, 1, 1]  # nothing is redone
 
 
@@ -48,7 +48,7 @@ SLOW = pytest.mark.slow
 def test_streams_that_break_again_and_again_at_every_party_lose_nothing(count, federation):
     server = federation.serve()
     roles = [
-        federation.join(name, connect=break_lines_after([count + index] * 40), sleep=no_sleep)
+        federation.join(name, connect=break_streams_after([count + index] * 40), sleep=no_sleep)
         for index, name in enumerate("abc")
     ]
     federation.finish(server, roles)
@@ -112,7 +112,7 @@ def test_faults_of_all_kinds_at_once_change_no_bit(seed, federation):
         breaks = random.integers(1, 12, size=3).tolist()
 
         def start(**options):
-            return federation.join(name, connect=break_lines_after(breaks), sleep=no_sleep, **options)
+            return federation.join(name, connect=break_streams_after(breaks), sleep=no_sleep, **options)
 
         return until_it_ends(start, *crashes.get(name, ()))
 

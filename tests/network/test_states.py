@@ -44,7 +44,7 @@ def test_a_restarted_process_can_always_take_part_again():
 
 def test_an_absent_party_takes_part_again_only_with_a_process_that_is_admitted():
     into = {state for (state, event), after in PEER_TRANSITIONS.items() if after is PeerState.ABSENT and state != after}
-    assert into == set(PeerState) - {PeerState.ABSENT, PeerState.DISMISSED, PeerState.FAILED}
+    assert into == set(PeerState) - {PeerState.ABSENT, PeerState.CLOSED, PeerState.FAILED}
     out = {
         event for (state, event), after in PEER_TRANSITIONS.items() if state is PeerState.ABSENT and after is not state
     }
@@ -124,7 +124,7 @@ class Run(RuleBasedStateMachine):
         if self.peers[index].allows(event):
             self.peers[index].advance(event)
 
-    @precondition(lambda self: self.position in ("gather", "dismiss"))  # again where a result is invalid
+    @precondition(lambda self: self.position in ("gather", "close"))  # again where a result is invalid
     @rule()
     def gather(self):
         self.position = "propose"
@@ -160,7 +160,7 @@ class Run(RuleBasedStateMachine):
     @rule()
     def complete(self):
         if not self.is_void() and all(peer.state is PeerState.FINISHED for peer in self.present()):
-            self.position = "dismiss"
+            self.position = "close"
             self.run.advance(RunEvent.COMPLETE)
 
     @precondition(lambda self: self.position in ("propose", "start", "complete"))  # it waits for parties
@@ -171,15 +171,15 @@ class Run(RuleBasedStateMachine):
             peer.advance(PeerEvent.OMIT)
             self.run.advance(RunEvent.RESTART)
 
-    @precondition(lambda self: self.position == "dismiss")
+    @precondition(lambda self: self.position == "close")
     @rule()
     def close(self):
         assert not self.is_void()
         self.position = "end"
         self.run.advance(RunEvent.CLOSE)
         for peer in self.peers:
-            if peer.allows(PeerEvent.DISMISS):
-                peer.advance(PeerEvent.DISMISS)
+            if peer.allows(PeerEvent.CLOSE):
+                peer.advance(PeerEvent.CLOSE)
 
     @rule(index=st.integers(0, 2))
     def refuse(self, index):
@@ -187,7 +187,7 @@ class Run(RuleBasedStateMachine):
         if self.run.allows(RunEvent.RESTART):
             self.run.advance(RunEvent.RESTART)
 
-    @precondition(lambda self: self.position in ("dismiss", "end"))  # earlier, it fails the run
+    @precondition(lambda self: self.position in ("close", "end"))  # earlier, it fails the run
     @rule(index=st.integers(0, 2))
     def fail(self, index):
         self.peers[index].advance(PeerEvent.FAIL)

@@ -42,7 +42,7 @@ from glasu.pki.fingerprint import fingerprint_key
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.provision import provision, renew, revoke
 from support.grpc_failures import scenarios
-from support.raw_party import Desk, answer, wait_for
+from support.raw_party import ServerHarness, answer, wait_for
 
 RECORDED = [
     json.loads(line) for line in (Path(__file__).parent / "grpc_failures.jsonl").read_text().splitlines() if line
@@ -99,16 +99,16 @@ def test_every_code_has_a_sentence_and_unknown_words_are_passed_on():
 
 
 @pytest.fixture
-def desk(kits):
-    """Return a session with a listener at `desk.port` and no connected party."""
-    found = Desk("abc")
+def harness(kits):
+    """Return a session with a listener at `harness.port` and no connected party."""
+    found = ServerHarness("abc")
     with Listener(found.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()
         found.port = listener.port
         yield found
 
 
-def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejected_whom(desk, kits, tmp_path):
+def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejected_whom(harness, kits, tmp_path):
     provision(tmp_path / "other", ["a", "b", "c"], ["localhost"])
     long_ago = datetime.now(UTC) - timedelta(days=9)
     provision(tmp_path / "expired", ["a"], ["localhost"], days=1, now=long_ago)
@@ -124,16 +124,16 @@ def test_only_the_right_certificate_is_served_and_every_other_learns_who_rejecte
     }
     for code, kits_of_code in expected.items():
         for kit in kits_of_code:
-            ended = answer(kit, desk.port)
+            ended = answer(kit, harness.port)
             assert ended.code is code
-    assert not any(desk.session.list_connected().values())
-    assert isinstance(answer(own, desk.port), bytes)
+    assert not any(harness.session.list_connected().values())
+    assert isinstance(answer(own, harness.port), bytes)
 
 
 def test_a_server_at_another_address_than_its_certificate_names_is_refused_with_the_names_it_has(tmp_path):
     provision(tmp_path, ["a"], ["glasu.example.org"])
-    desk = Desk("a")
-    with Listener(desk.session.host, open_kit(tmp_path / "server"), "localhost:0") as listener:
+    harness = ServerHarness("a")
+    with Listener(harness.session.host, open_kit(tmp_path / "server"), "localhost:0") as listener:
         listener.start()
         ended = answer(open_kit(tmp_path / "a"), listener.port)
     assert (ended.code, ended.hosts) == (ConnectionCode.SERVER_OF_OTHER_NAME, ("glasu.example.org",))
@@ -178,17 +178,17 @@ def key_of(kit: Kit) -> str:
     return fingerprint_key(x509.load_pem_x509_certificate(kit.certificate_pem).public_key())
 
 
-def test_a_party_that_pins_the_key_of_the_server_is_served_by_it_alone(desk, kits):
+def test_a_party_that_pins_the_key_of_the_server_is_served_by_it_alone(harness, kits):
     own = open_kit(kits / "a")
     right = replace(own, pins={"server": key_of(open_kit(kits / "server"))[:24]})
-    assert isinstance(answer(right, desk.port), bytes)
+    assert isinstance(answer(right, harness.port), bytes)
     wrong = replace(own, pins={"server": key_of(own)})
-    before = list(desk.log)
-    ended = answer(wrong, desk.port)
+    before = list(harness.log)
+    ended = answer(wrong, harness.port)
     assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
     assert ended.code.is_final
-    assert "but this kit pins" in describe_end(ended, f"localhost:{desk.port}", own.ca_fingerprint)
-    assert not [line for line in desk.log[len(before) :] if "connected." in line]  # no hello reached the server
+    assert "but this kit pins" in describe_end(ended, f"localhost:{harness.port}", own.ca_fingerprint)
+    assert not [line for line in harness.log[len(before) :] if "connected." in line]  # no hello reached the server
 
 
 def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(tmp_path):
@@ -197,17 +197,17 @@ def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(
     pinned, own = open_kit(tmp_path / "server"), open_kit(tmp_path / "a")
     (other,) = renew(tmp_path, ["server"])
     own = replace(own, pins={"server": key_of(pinned)})
-    desks = [Desk("abc"), Desk("abc")]
+    harnesses = [ServerHarness("abc"), ServerHarness("abc")]
     with ExitStack() as stack:
         ports = []
-        for desk, kit in zip(desks, (pinned, other), strict=True):
-            listener = stack.enter_context(Listener(desk.session.host, kit, "localhost:0"))
+        for harness, kit in zip(harnesses, (pinned, other), strict=True):
+            listener = stack.enter_context(Listener(harness.session.host, kit, "localhost:0"))
             listener.start()
             ports.append(listener.port)
         with forward_connections(*ports) as port:
             ended = answer(own, port)
         assert ended.code is ConnectionCode.SERVER_OF_OTHER_KEY
-        assert not any(desks[1].session.list_connected().values())
+        assert not any(harnesses[1].session.list_connected().values())
         with forward_connections(ports[0]) as port:  # the forwarder itself changes nothing
             assert isinstance(answer(own, port), bytes)
 
@@ -215,20 +215,20 @@ def test_a_second_server_of_the_same_ca_cannot_take_the_place_of_the_pinned_one(
 def test_a_certificate_outside_the_roster_is_refused_and_does_not_learn_the_roster(kits, tmp_path):
     copied = tmp_path / "kits"
     shutil.copytree(kits, copied)
-    server, desk = open_kit(copied / "server"), Desk("ab")
-    with Listener(desk.session.host, replace(server, roster=("a", "b")), "localhost:0") as listener:
+    server, harness = open_kit(copied / "server"), ServerHarness("ab")
+    with Listener(harness.session.host, replace(server, roster=("a", "b")), "localhost:0") as listener:
         listener.start()
         ended = answer(open_kit(copied / "c"), listener.port)
     assert (ended.code, ended.detail) == (ConnectionCode.REFUSED, "party 'c' is not on the roster")
-    assert any("(a, b)" in line for line in desk.log)  # the operator sees it
-    wait_for(lambda: desk.session.roster.changed.streams == [])  # a refused connection leaves nothing behind
+    assert any("(a, b)" in line for line in harness.log)  # the operator sees it
+    wait_for(lambda: harness.session.roster.changed.streams == [])  # a refused connection leaves nothing behind
 
 
 def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(kits, tmp_path):
     copied = tmp_path / "kits"
     shutil.copytree(kits, copied)
-    desk = Desk("abc")
-    with Listener(desk.session.host, open_kit(copied / "server"), "localhost:0") as listener:
+    harness = ServerHarness("abc")
+    with Listener(harness.session.host, open_kit(copied / "server"), "localhost:0") as listener:
         listener.start()
         assert isinstance(answer(open_kit(copied / "b"), listener.port), bytes)
         revoke(copied, ["b"])  # counts without a restart
@@ -241,22 +241,24 @@ def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(
         assert ended.code is ConnectionCode.UNREADABLE_REVOCATIONS
         assert not ended.code.is_final
         assert str(path) not in ended.detail
-    assert any(str(path) in line for line in desk.log)
+    assert any(str(path) in line for line in harness.log)
 
 
-def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(desk, kits):
+def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(harness, kits):
     ended: SimpleQueue = SimpleQueue()
     own = open_kit(kits / "a")
     silent = [
-        ClientStream(own, f"localhost:{desk.port}", FrameStream(SessionLock()), lambda line, event: ended.put(event))
+        ClientStream(
+            own, f"localhost:{harness.port}", FrameStream(SessionLock()), lambda stream, event: ended.put(event)
+        )
         for _ in range(12)
     ]
     assert ended.get(timeout=60).code is ConnectionCode.BUSY
-    assert isinstance(answer(open_kit(kits / "b"), desk.port), bytes)  # b is served immediately
+    assert isinstance(answer(open_kit(kits / "b"), harness.port), bytes)  # b is served immediately
     for _ in silent[1:]:
         assert isinstance(ended.get(timeout=60), Disconnection)  # the last of them after HELLO_WITHIN
-    assert any(f"no hello within {HELLO_WITHIN:.0f} s" in line for line in desk.log)
-    assert isinstance(answer(own, desk.port), bytes)
+    assert any(f"no hello within {HELLO_WITHIN:.0f} s" in line for line in harness.log)
+    assert isinstance(answer(own, harness.port), bytes)
 
 
 def first_bytes(context, port):
@@ -283,13 +285,13 @@ def tls(kits, flaw):
 
 
 @pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2"])
-def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(flaw, desk, kits):
-    assert first_bytes(tls(kits, flaw), desk.port) == b""
-    assert first_bytes(tls(kits, "none"), desk.port) != b""
+def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(flaw, harness, kits):
+    assert first_bytes(tls(kits, flaw), harness.port) == b""
+    assert first_bytes(tls(kits, "none"), harness.port) != b""
 
 
-def test_noise_is_answered_by_an_alert_at_most(desk):
-    with socket.create_connection(("localhost", desk.port), timeout=20) as plain:
+def test_noise_is_answered_by_an_alert_at_most(harness):
+    with socket.create_connection(("localhost", harness.port), timeout=20) as plain:
         plain.sendall(b"\x16\x03\x01" + bytes(range(256)))
         with suppress(ConnectionError):
             assert plain.recv(1000)[:1] in (b"", b"\x15")
@@ -453,15 +455,13 @@ def test_unread_frames_beyond_a_window_wait_at_the_sender(kits):
     host = SlowReader()
     with Listener(host, open_kit(kits / "server", "server"), "127.0.0.1:0") as listener:
         listener.start()
-        stream = Endless(SessionLock())
-        line = ClientStream(
-            open_kit(kits / "a", "party"), f"localhost:{listener.port}", stream, lambda line, event: None
-        )
+        outgoing, kit = Endless(SessionLock()), open_kit(kits / "a", "party")
+        stream = ClientStream(kit, f"localhost:{listener.port}", outgoing, lambda stream, event: None)
         try:
             wait_for(lambda: host.num_read > 400, 60)  # gRPC would widen its window meanwhile
             host.reads.clear()
             time.sleep(3.0)
-            assert (stream.num_sent - host.num_read) * MAX_PIECE <= 3 * WINDOW
+            assert (outgoing.num_sent - host.num_read) * MAX_PIECE <= 3 * WINDOW
         finally:
             host.over.set()
-            line.close()
+            stream.close()

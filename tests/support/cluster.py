@@ -16,7 +16,7 @@ from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.network.alignment_party import AlignmentParty
 from glasu.network.alignment_server import AlignmentServer
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.join import PartyPerformer, join
 from glasu.network.options import JoinOptions, Listening, RoleEvent, ServeOptions, Serving
 from glasu.network.prediction_party import PredictionParty, Query
@@ -127,10 +127,10 @@ class Cluster:
         def work() -> Any:
             used, party = self._join_options(name, options)
             made = role(used, party)
-            dialing = None
+            connect_options = None
             if connect is not None:
-                dialing = Dialing(used.kit, used.server, used.wait, used.log, connect=connect)
-            join(made, performer, dialing)
+                connect_options = ConnectOptions(used.kit, used.server, used.wait, used.log, connect=connect)
+            join(made, performer, connect_options)
             return json.loads((used.out / "report.json").read_text())
 
         return self._start_party(name, work)

@@ -74,7 +74,7 @@ class RawParty:
         return self.controls()[-1]
 
 
-class Desk:
+class ServerHarness:
     """A server session, its log, and raw parties."""
 
     def __init__(self, names: str = "ab", **options: Any) -> None:
@@ -118,10 +118,10 @@ def wait_for(done: Callable[[], object], seconds: float = 20.0) -> None:
 def answer(kit: Kit, port: int, host: str = "localhost") -> bytes | Disconnection:
     """Connect with a kit over gRPC, send a hello, and return the first answer."""
     arrived: SimpleQueue[bytes | Disconnection] = SimpleQueue()
-    stream = FrameStream(SessionLock())
-    stream.send(hello())
-    line = ClientStream(kit, f"{host}:{port}", stream, lambda line, event: arrived.put(event))
+    outgoing = FrameStream(SessionLock())
+    outgoing.send(hello())
+    stream = ClientStream(kit, f"{host}:{port}", outgoing, lambda stream, event: arrived.put(event))
     try:
         return arrived.get(timeout=60)
     finally:
-        line.close()
+        stream.close()

@@ -18,7 +18,7 @@ import numpy as np
 
 from glasu.errors import GlasuError, ProtocolError
 from glasu.network.client_session import ClientSession, NewAttempt
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.control import ProposedAttempt
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.id_keys import IdShare
@@ -184,7 +184,7 @@ class ToyServer:
         with self.listener:
             try:
                 results = self._finish()
-                self.session.dismiss(2.0)
+                self.session.close_run(2.0)
                 return results
             except Killed:
                 self.session.leave()
@@ -201,7 +201,7 @@ class ToyServer:
                 self.session.begin_attempt(Attempt(self.state["attempt"], common, digests, self.toy.check_limits))
                 for index in range(common, self.toy.num_rounds):
                     self.run_round(index)
-                return self.session.collect_results()
+                return list(self.session.collect_results().values())
             except RestartAttempt:
                 self.log.append("restart")
 
@@ -238,8 +238,8 @@ class ToyParty:
         self.log: list[str] = []
         self.handshake = ToyClientHandshake(name, checkpoints)
         options = {"wait": 20.0, "log": logger(self.log), **options}
-        dialing = Dialing(open_kit(kits / name), f"localhost:{port}", **options)
-        self.session = ClientSession(dialing, self.handshake)
+        connect_options = ConnectOptions(open_kit(kits / name), f"localhost:{port}", **options)
+        self.session = ClientSession(connect_options, self.handshake)
         self.attempts = 0
 
     def join(self) -> str:
@@ -333,11 +333,11 @@ class Federation:
         assert [result["digest"] for result in server.outcome()] == self.toy.compute_expected_digests()
 
 
-def break_lines_after(limits: Sequence[int | None]) -> Callable[..., ClientStream]:
-    """return a `connect` function whose streams break after this number of frames in both directions; None: never."""
+def break_streams_after(limits: Sequence[int | None]) -> Callable[..., ClientStream]:
+    """Return a `connect` function whose streams break after this number of frames in both directions; None: never."""
     left, lock = list(limits), threading.Lock()
 
-    def connect(kit: Any, address: str, stream: Any, arrive: Any) -> ClientStream:
+    def connect(kit: Any, address: str, outgoing: Any, arrive: Any) -> ClientStream:
         limit, count = (left.pop(0) if left else None), 0
         holder: list[ClientStream] = []
         ready = threading.Event()
@@ -348,30 +348,30 @@ def break_lines_after(limits: Sequence[int | None]) -> Callable[..., ClientStrea
                 count += 1
                 return limit is not None and count > limit
 
-        def break_line() -> None:
+        def break_stream() -> None:
             ready.wait(5)
             threading.Thread(target=holder[0].close, daemon=True).start()
 
-        outgoing = stream.yield_frames
+        yield_frames = outgoing.yield_frames
 
         def send_until_break() -> Any:
-            for frame in outgoing():
+            for frame in yield_frames():
                 if step():
-                    break_line()
+                    break_stream()
                     return
                 yield frame
 
-        stream.yield_frames = send_until_break
+        outgoing.yield_frames = send_until_break
 
-        def arrive_until_break(line: ClientStream, event: Any) -> None:
+        def arrive_until_break(stream: ClientStream, event: Any) -> None:
             if isinstance(event, bytes) and step():
-                break_line()
+                break_stream()
                 return
-            arrive(line, event)
+            arrive(stream, event)
 
-        line = ClientStream(kit, address, stream, arrive_until_break)
-        holder.append(line)
+        stream = ClientStream(kit, address, outgoing, arrive_until_break)
+        holder.append(stream)
         ready.set()
-        return line
+        return stream
 
     return connect

@@ -62,6 +62,7 @@ def _run_at_server(args: argparse.Namespace) -> Diagnosis:
     from glasu.network.doctor.server import DryRunServer
     from glasu.network.findings import Diagnosis
     from glasu.network.options import ServeOptions
+    from glasu.network.purposes import ALIGNMENT_DRY_RUN
     from glasu.network.serve import serve
     from glasu.runtime.output_dir import refuse_contents_of_others
 
@@ -74,7 +75,7 @@ def _run_at_server(args: argparse.Namespace) -> Diagnosis:
             return Diagnosis({"server": tuple(own)})
         options = ServeOptions(config=config, kit=kit, listen=address, out=args.out, fresh=args.fresh, wait=args.wait)
         if args.align:
-            return serve(DryRunServer(options, [*own, check_group(options.log)], "dry run of an alignment"))
+            return serve(DryRunServer(options, [*own, check_group(options.log)], ALIGNMENT_DRY_RUN))
         return serve(DryRunServer(options, own))
 
 

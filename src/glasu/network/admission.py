@@ -102,9 +102,8 @@ class Admission:
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
         """Return the reason why these parties cannot continue without the others; None if they can."""
-        purpose = self._served.facts.purpose
-        if purpose != "prediction":
-            return f"{'An' if purpose == 'alignment' else 'A'} {purpose} needs all parties."
+        if self._served.purpose.absence_error is not None:
+            return self._served.purpose.absence_error
         try:
             check_present(self._served.config, self._served.roster, present)
         except GlasuError as error:

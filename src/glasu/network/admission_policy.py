@@ -28,19 +28,15 @@ from glasu.network.facts import Facts, resolve_tags
 from glasu.network.fencing import Fence
 from glasu.network.handshake import SAME_VERSION, Code, HelloPayload, RefusalError, StatementPayload
 from glasu.network.log_lines import make_printable
+from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
-
-FINISHED_ANSWERS = {  # by purpose: the answer to a process that connects when all parties have their results
-    "training": "this run is finished; --fresh at the server starts another.",
-    "prediction": "this prediction is complete; to predict again, start `glasu serve --predict` and all parties.",
-    "alignment": "this alignment is complete; to align again, start `glasu serve --align` and all parties.",
-}
 
 
 @dataclass(frozen=True)
 class ServedRun:
     """The run that a server offers to the parties."""
 
+    purpose: Purpose
     facts: Facts  # the facts of the server
     config: RunConfig  # the settings that a welcome offers
     roster: tuple[str, ...]  # the parties in client order
@@ -143,7 +139,7 @@ class Refuse(AdmissionPolicy):
             refuse_differences(party, hello.facts, others)
             self._check_rounds(hello)
         elif hello.finished is None:
-            raise RefusalError(Code.RUN_FINISHED, FINISHED_ANSWERS[self._served.facts.purpose])
+            raise RefusalError(Code.RUN_FINISHED, self._served.purpose.finished_answer)
         # Durable before the welcome is sent: a server that crashed after sending it would otherwise admit an older
         # process, and two processes of the party would take part in the run.
         self._fence.admit(party, hello.process)
@@ -152,7 +148,7 @@ class Refuse(AdmissionPolicy):
         """Raise RefusalError if a fact differs or is missing."""
         compared = resolve_tags({**others, party: facts})
         refuse_differences(party, compared.pop(party), compared)
-        refuse_missing_facts(party, facts, self._served.facts)
+        refuse_missing_facts(self._served.purpose, party, facts, self._served.facts)
 
     def check_statement(
         self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]

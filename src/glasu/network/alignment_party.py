@@ -11,7 +11,7 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import ConfigError, ProtocolError
 from glasu.network.compatibility import read_offered_config
-from glasu.network.control import ProposedAttempt
+from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.fencing import count_start, describe_process, note_welcome
 from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
@@ -19,7 +19,7 @@ from glasu.network.join import PartyPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
-from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.purposes import ALIGNMENT
 from glasu.network.run_folder import open_aligning_party
 from glasu.network.session_ledger import LedgerScope
 from glasu.privacy.blinding import Blinding
@@ -46,6 +46,8 @@ class AlignedFolder:
 class AlignmentParty(PartyPurpose[AlignedFolder]):
     """One process of a party in an alignment. `options.out` is the folder with the party's tables."""
 
+    purpose = ALIGNMENT
+
     def __init__(self, options: JoinOptions, max_ids: int = DEFAULT_MAX_IDS, secret: bytes | None = None) -> None:
         """Read the ids of the party.
 
@@ -69,7 +71,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
 
     def facts(self) -> Facts:
         """Return the facts of this party. About its ids they state only the rules that normalised them."""
-        return collect_server_facts("alignment", id_rules=str(self.manifest.id_rules))
+        return collect_server_facts(self.purpose, id_rules=str(self.manifest.id_rules))
 
     def start(self) -> None:
         """Count this start of the command. Fencing needs the count."""
@@ -99,7 +101,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
     def scope(self) -> LedgerScope:
         """Return the scope of this alignment, which belongs to no training."""
         offered, config, _ = self._require_offer()
-        return LedgerScope(offered.run, "", self.facts().purpose, config.digest())
+        return LedgerScope(offered.run, "", self.purpose.name, config.digest())
 
     def statement(self) -> Payload:
         """Return the facts and settings with which this party is ready."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glasu.network.compatibility import prepare_config_for_network
+from glasu.network.control import derive_attempt_run
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
-from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.purposes import ALIGNMENT
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_aligning
 from glasu.network.serve import ScriptPurpose
@@ -65,6 +66,8 @@ def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...
 class AlignmentServer(ScriptPurpose[AlignmentReport]):
     """One server process of an alignment. It keeps no checkpoints: an interrupted alignment starts again."""
 
+    purpose = ALIGNMENT
+
     def __init__(self, options: ServeOptions, max_ids: int = DEFAULT_MAX_IDS) -> None:
         """Check the settings and the installation.
 
@@ -75,8 +78,8 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         load_group()
         config = prepare_config_for_network(options.config, options.kit.roster)
         self.limits = SetLimits(config.wire.chunk_rows, max_ids)
-        self.state, run = open_aligning(options.out), secrets.token_hex(RUN_BYTES)
-        super().__init__(options, collect_server_facts("alignment"), config, run, self.state)
+        facts, run = collect_server_facts(self.purpose), secrets.token_hex(RUN_BYTES)
+        super().__init__(options, facts, config, run, open_aligning(options.out))
 
     def begin(self) -> None:
         """Begin an alignment. Each process serves a separate alignment."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, get_public_message
 from glasu.network import control
-from glasu.network.connection import Connection, Dialing
+from glasu.network.connection import Connection, ConnectOptions
 from glasu.network.control import ProposedAttempt
 from glasu.network.frames import ACK, Assembler, CheckLimits, make_control_frame, pack_frame
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
@@ -22,7 +22,7 @@ from glasu.protocol.requests import Receive
 
 CLOSED_WITHIN = 2.0  # seconds to wait for the end of a stream to reach the server
 REASON_SENT_WITHIN = 10.0  # seconds to wait until the reason for a failure is sent
-ENDED = (PeerState.DISMISSED, PeerState.REFUSED, PeerState.FAILED)
+ENDED = (PeerState.CLOSED, PeerState.REFUSED, PeerState.FAILED)
 
 
 class NewAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
@@ -36,18 +36,18 @@ class NewAttempt(Exception):  # noqa: N818 - not an error: another attempt follo
 class ClientSession:
     """The party's end of a run."""
 
-    def __init__(self, dialing: Dialing, handshake: ClientHandshake) -> None:
+    def __init__(self, options: ConnectOptions, handshake: ClientHandshake) -> None:
         """Prepare the session. `open` sends the first frame.
 
         Args:
-            dialing: the server, the kit, and how long to wait.
+            options: the server, the kit, and how long to wait.
             handshake: this party's statements and decisions.
         """
-        self._handshake, self._log = handshake, dialing.log
-        self.connection = Connection(dialing, handshake.hello)
+        self._handshake, self._log = handshake, options.log
+        self.connection = Connection(options, handshake.hello)
         self._machine = make_peer_machine()
         self._check_limits: CheckLimits | None = None  # set by `prepare`
-        self.farewell: Payload = {}  # the payload of the server's goodbye
+        self.goodbye: Payload = {}  # the payload of the server's goodbye
 
     # --- the handshake ------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class ClientSession:
         After `finish`, another party may need this one to repeat its last steps.
         """
         try:
-            while self._machine.state is not PeerState.DISMISSED:
+            while self._machine.state is not PeerState.CLOSED:
                 self._take_frame(None, "for the other parties")
         except NewAttempt as proposed:
             return proposed.attempt
@@ -128,8 +128,8 @@ class ClientSession:
         self.connection.close(make_control_frame(message), seconds=REASON_SENT_WITHIN)
 
     def close(self) -> None:
-        """End the connection. A dismissed party first acknowledges the goodbye, because the server waits for that."""
-        if self._machine.state is PeerState.DISMISSED:
+        """End the connection. First acknowledge a goodbye, because the server waits for that."""
+        if self._machine.state is PeerState.CLOSED:
             self.connection.close(pack_frame(ACK, acknowledged=self.connection.channel.received), seconds=CLOSED_WITHIN)
         self.connection.close()
 
@@ -204,7 +204,7 @@ class ClientSession:
                 if self._check_limits is not None:
                     self._state_again()
             case control.Goodbye(payload):
-                self.farewell = payload
-                self._machine.advance(PeerEvent.DISMISS)
+                self.goodbye = payload
+                self._machine.advance(PeerEvent.CLOSE)
             case _:
                 raise control.refuse_control(message)

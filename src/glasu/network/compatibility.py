@@ -29,6 +29,7 @@ from glasu.network.facts import (
 from glasu.network.findings import Finding, Level
 from glasu.network.handshake import SAME_VERSION, Code, RefusalError
 from glasu.network.log_lines import MAX_REASON, make_printable
+from glasu.network.purposes import Purpose
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
 from glasu.protocol.key_agreement import needs_keys
@@ -46,6 +47,7 @@ class FactRule:
     facts: tuple[str, ...]
     remedy: str = ""
     level: Level = "bad"  # the level of a difference
+    code: Code = Code.DIFFERENT_FACTS  # of a refusal
 
 
 RULES = (
@@ -54,6 +56,7 @@ RULES = (
         ("purpose",),
         "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
         "without --predict; or glasu serve --align and glasu align",
+        code=Code.OTHER_PURPOSE,
     ),
     FactRule("versions", ("message_format", "glasu", "numpy", "torch"), "install the same version everywhere"),
     FactRule("extensions", ("extensions",), "load the same extensions, of the same version and source, everywhere"),
@@ -132,16 +135,16 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
         if differences:
             advice = next((item.rule.remedy for item in differences if item.rule.remedy), "")
             raise RefusalError(
-                Code.OTHER_PURPOSE if differences[0].rule.check == "purpose" else Code.DIFFERENT_FACTS,
+                differences[0].rule.code,
                 f"it differs from {other}: {format_differences(differences)}{f'; {advice}' if advice else ''}.",
                 format_columns(differences),
             )
 
 
-def refuse_missing_facts(party: str, facts: Facts, server: Facts) -> None:
+def refuse_missing_facts(purpose: Purpose, party: str, facts: Facts, server: Facts) -> None:
     """Raise RefusalError if a prepared party omits a fact that must be compared."""
     ids = OTHER_PARTY_STATES if facts.alignment == NOT_ALIGNED else ALIGNED_PARTY_STATES
-    own = ALIGNING_PARTY_STATES if server.purpose == "alignment" else (*EVERY_PARTY_STATES, *ids)
+    own = (*EVERY_PARTY_STATES, *ids) if purpose.states_data else ALIGNING_PARTY_STATES
     required = [*(name for name in LABELS if getattr(server, name) is not None), *own]
     missing = [name for name in dict.fromkeys(required) if getattr(facts, name) is None]
     if missing:
@@ -163,7 +166,7 @@ def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> li
     ]
 
 
-def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Finding]:
+def collect_findings(purpose: Purpose, server: Facts, parties: Mapping[str, Facts]) -> list[Finding]:
     """Policy `collect`: return a finding for each check that needs the facts of all roles."""
     broken: dict[str, list[Difference]] = {}
     parties = resolve_tags(parties)
@@ -179,9 +182,9 @@ def collect_findings(server: Facts, parties: Mapping[str, Facts]) -> list[Findin
             found.append(Finding(check, rule.level, f"{format_differences(broken[check])}{remedy}"))
         elif check in good:
             found.append(Finding(check, "good", good[check]))
-    unread = [name for name, facts in parties.items() if facts.nodes is None]
-    if missing := [] if server.purpose == "dry run of an alignment" else unread:
-        found.append(Finding("ids", "warning", f"not checked at {', '.join(missing)}: the data cannot be read"))
+    unread = [name for name, facts in parties.items() if purpose.states_data and facts.nodes is None]
+    if unread:
+        found.append(Finding("ids", "warning", f"not checked at {', '.join(unread)}: the data cannot be read"))
     if apart := sorted({name for pair in list_pairs_without_tags(parties) for name in pair}):
         found.append(Finding("ids", "warning", f"not compared at {', '.join(apart)}: not all parties are connected"))
     return found

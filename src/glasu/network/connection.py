@@ -33,7 +33,7 @@ Connect = Callable[[Kit, str, FrameStream, Callable[[ClientStream, bytes | Disco
 
 
 @dataclass(frozen=True)
-class Dialing:
+class ConnectOptions:
     """The server to connect to, and how. Tests replace the parts that take time."""
 
     kit: Kit
@@ -47,31 +47,26 @@ class Dialing:
 
 
 class Inbound:
-    """The state of the current line: control messages outside the sequence, and the reason for its end."""
+    """What arrived on one stream, besides numbered frames."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.error: GlasuError | None = None  # the server's reason for ending the session, or an invalid frame
-        self.begin_line()
-
-    def begin_line(self) -> None:
+    def __init__(self, now: float) -> None:
         self.welcome: control.Welcome | None = None
-        self.ended: Disconnection | None = None  # why the current line ended
-        # Times of the last frame, and of the last frame except heartbeats.
-        self.frame_at = self.content_at = self._clock()
+        # Why the stream ended. An error ends the session: the server's reason, or an invalid frame.
+        self.end: Disconnection | GlasuError | None = None
+        self.frame_at = self.content_at = now  # times of the last frame, and of the last frame except heartbeats
 
 
 class Connection:
     """Numbered frames to and from the server, over a sequence of streams."""
 
-    def __init__(self, dialing: Dialing, hello: Callable[[], Payload]) -> None:
+    def __init__(self, options: ConnectOptions, hello: Callable[[], Payload]) -> None:
         """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
-        self._dialing, self._hello = dialing, hello
+        self._options, self._hello = options, hello
         self.changed = SessionLock()
         self.channel = Channel()  # shared with one process of the server
-        self._inbound = Inbound(dialing.clock)
-        self._notices = LimitedLog(dialing.log, dialing.clock)  # a hostile server must not fill this party's disk
-        self._line: ClientStream | None = None
+        self._inbound = Inbound(options.clock())
+        self._notices = LimitedLog(options.log, options.clock)  # a hostile server must not fill this party's disk
+        self._stream: ClientStream | None = None
         self._process = secrets.token_hex(8)  # the name of this process
         self._run: str | None = None  # set when the run begins; a server of another run then counts as unreachable
         self._delay = 0.0  # seconds before the next attempt to connect
@@ -84,37 +79,37 @@ class Connection:
         Args:
             broken: why the previous stream ended.
         """
-        dialing, address = self._dialing, self._dialing.address
-        since, logged, logged_at = dialing.clock(), broken, -math.inf
+        options, address = self._options, self._options.address
+        since, logged, logged_at = options.clock(), broken, -math.inf
         while True:
             self._pause()
             ended = self._try_once()
             if isinstance(ended, control.Welcome):
                 if logged_at > -math.inf:
-                    dialing.log.info("connected to the server.")
+                    options.log.info("connected to the server.")
                 return ended
-            why = describe_end(ended, address, dialing.kit.ca_fingerprint)
+            why = describe_end(ended, address, options.kit.ca_fingerprint)
             if ended.code is ConnectionCode.REFUSED:
                 raise TransportError(f"the server at {address} does not accept this party: {why}.")
             if ended.code.is_final:
                 raise TransportError(f"this party does not accept the server at {address}: {why}.")
-            waited = dialing.clock() - since
-            if ended != logged or dialing.clock() - logged_at >= LOGGED_EVERY:
+            waited = options.clock() - since
+            if ended != logged or options.clock() - logged_at >= LOGGED_EVERY:
                 long = f" since {waited:.0f} s" if waited >= LOGGED_EVERY else ""
-                left = max(0.0, dialing.wait - waited)
-                dialing.log.info(
+                left = max(0.0, options.wait - waited)
+                options.log.info(
                     "this party is waiting for the server at %s%s: %s. It tries again for %.0f s.",
                     address,
                     long,
                     why,
                     left,
                 )
-                logged, logged_at = ended, dialing.clock()
+                logged, logged_at = ended, options.clock()
             if ended.code is ConnectionCode.CLOSED:
                 self._delay = FIRST_DELAY  # a flood may occupy all places at the server; retry soon
-            if waited + self._delay > dialing.wait:
+            if waited + self._delay > options.wait:
                 raise AbsenceError(
-                    f"waited {dialing.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
+                    f"waited {options.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
                     f"{ADVICE.get(ended.code, DEFAULT_ADVICE)}"
                 )
 
@@ -136,20 +131,20 @@ class Connection:
 
     def wait_until(self, done: Callable[[], bool], what: str) -> control.Welcome | None:
         """Wait until `done`, and reconnect whenever the stream breaks; return a welcome as `take` does."""
-        inbound, patience = self._inbound, max(self._dialing.wait, LONGEST_SILENCE)
-        log_after = SILENT_AFTER
+        patience, log_after = max(self._options.wait, LONGEST_SILENCE), SILENT_AFTER
         while True:
             with self.changed:
-                if inbound.error is not None:
-                    raise inbound.error
+                inbound = self._inbound
+                if isinstance(inbound.end, GlasuError):
+                    raise inbound.end
                 if done():
                     return None
-                if (ended := inbound.ended) is None:
+                if (ended := inbound.end) is None:
                     log_after = self._log_silence(log_after)
-                    if self._dialing.clock() - inbound.content_at >= patience:
+                    if self._options.clock() - inbound.content_at >= patience:
                         raise AbsenceError(
                             f"waited {patience:.0f} s {what}, and received nothing from the server at "
-                            f"{self._dialing.address}; saved work is kept. Start the same command again."
+                            f"{self._options.address}; saved work is kept. Start the same command again."
                         )
                     self.changed.wait(1.0)
                     continue
@@ -160,83 +155,83 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """Whether the server has ended the run, or this party's part in it."""
-        return isinstance(self._inbound.error, RefusalError | TrainingError)
+        return isinstance(self._inbound.end, RefusalError | TrainingError)
 
     def close(self, *last: bytes, seconds: float = 0.0) -> None:
         """End the connection. The last frame is sent before all waiting frames, within `seconds`."""
-        if self._line is not None:
-            self._line.stream.close(*last)
-            self._line.close(seconds)
+        if self._stream is not None:
+            self._stream.outgoing.close(*last)
+            self._stream.close(seconds)
 
     # --- helpers --------------------------------------------------------------------------------
 
     def _pause(self) -> None:
         self.close()
         if self._delay:
-            self._dialing.sleep(self._delay * self._dialing.jitter())
+            self._options.sleep(self._delay * self._options.jitter())
         self._delay = max(FIRST_DELAY, min(2 * self._delay, LONGEST_DELAY))
 
     def _try_once(self) -> control.Welcome | Disconnection:
         """Open one stream; return the welcome, or the reason for the failure."""
         payload = self._hello()  # computed before the stream opens, because the server waits for the hello only briefly
-        inbound, dialing = self._inbound, self._dialing
+        options = self._options
         with self.changed:
-            inbound.begin_line()
-            stream = FrameStream(self.changed)
+            inbound = self._inbound = Inbound(options.clock())
+            outgoing = FrameStream(self.changed)
             received, server = self.channel.received, self.channel.process or None
             hello = control.Hello(process=self._process, server=server, received=received, payload=payload)
-            stream.send(make_control_frame(hello))
-            self._line = dialing.connect(dialing.kit, dialing.address, stream, self._arrive)
-            log_after, deadline = SILENT_AFTER, dialing.clock() + ANSWER_WITHIN
-            while inbound.welcome is None and inbound.ended is None and inbound.error is None:
-                if dialing.clock() >= deadline:
+            outgoing.send(make_control_frame(hello))
+            self._stream = options.connect(options.kit, options.address, outgoing, self._arrive)
+            log_after, deadline = SILENT_AFTER, options.clock() + ANSWER_WITHIN
+            while inbound.welcome is None and inbound.end is None:
+                if options.clock() >= deadline:
                     return Disconnection(ConnectionCode.NO_ANSWER)
                 log_after = self._log_silence(log_after)
                 self.changed.wait(0.5)
-            if inbound.error is not None:
-                raise inbound.error
-            return inbound.welcome or inbound.ended or Disconnection(ConnectionCode.CLOSED)
+            if isinstance(inbound.end, GlasuError):
+                raise inbound.end
+            return inbound.welcome or inbound.end or Disconnection(ConnectionCode.CLOSED)
 
     def _log_silence(self, log_after: float) -> float:
         """Log that the server is silent; return the length of silence after which to log again."""
-        silent = self._dialing.clock() - self._inbound.frame_at
+        silent = self._options.clock() - self._inbound.frame_at
         if silent < SILENT_AFTER:
             if log_after > SILENT_AFTER:
-                self._dialing.log.info("the server at %s answers again.", self._dialing.address)
+                self._options.log.info("the server at %s answers again.", self._options.address)
             return SILENT_AFTER
         if silent < log_after:
             return log_after
-        self._dialing.log.info("the server at %s has been silent for %.0f s.", self._dialing.address, silent)
+        self._options.log.info("the server at %s has been silent for %.0f s.", self._options.address, silent)
         return silent + LOGGED_EVERY
 
     # --- for gRPC's reader ------------------------------------------------------------------------
 
-    def _arrive(self, line: ClientStream, event: bytes | Disconnection) -> None:
-        """Process a frame, or the end of the stream of this line."""
+    def _arrive(self, stream: ClientStream, event: bytes | Disconnection) -> None:
+        """Process a frame, or the end of this stream. What follows the end is ignored."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)
             with self.changed:
-                if line is not self._line:
+                if stream is not self._stream or self._inbound.end is not None:
                     return
                 if isinstance(event, Disconnection):
-                    self._inbound.ended = self._inbound.ended or event
+                    self._inbound.end = event
                 elif frame is not None:
-                    self._take(line.stream, frame)
+                    self._take(stream.outgoing, frame)
                 self.changed.notify_all()
-                while line is self._line and line.stream.is_open and self.channel.is_overrun:
+                while stream is self._stream and stream.outgoing.is_open and self.channel.is_overrun:
                     self.changed.wait(1.0)  # the server ignores the window
         except Exception as error:  # any kind, because this thread must not end without a report
             with self.changed:
-                if line is self._line:
+                if stream is self._stream and self._inbound.end is None:
                     kind = type(error) if isinstance(error, ProtocolError) else ProtocolError
-                    self._inbound.error = kind(f"from the server: {error}")
+                    self._inbound.end = kind(f"from the server: {error}")
                     self.changed.notify_all()
 
-    def _take(self, stream: FrameStream, frame: Frame) -> None:
+    def _take(self, outgoing: FrameStream, frame: Frame) -> None:
         inbound = self._inbound
-        inbound.frame_at = self._dialing.clock()
+        inbound.frame_at = self._options.clock()
         if frame.control is not None and frame.number == 0:
-            self._take_unnumbered(stream, frame.control)
+            self._take_unnumbered(outgoing, frame.control)
         elif inbound.welcome is None:
             raise ProtocolError("received a frame before the welcome.")
         elif self.channel.accept(frame):
@@ -245,10 +240,10 @@ class Connection:
             if not isinstance(frame.control, control.StatementRequest):  # every welcome is followed by one
                 self._delay = 0.0  # the server serves this party
 
-    def _take_unnumbered(self, stream: FrameStream, message: Any) -> None:
+    def _take_unnumbered(self, outgoing: FrameStream, message: Any) -> None:
         inbound = self._inbound
         if isinstance(message, control.Welcome | control.Refused) and self._run not in (None, message.run):
-            inbound.ended = Disconnection(ConnectionCode.ANOTHER_RUN, str(self._run))
+            inbound.end = Disconnection(ConnectionCode.ANOTHER_RUN, str(self._run))
             return
         match message:
             case control.Notice(line):
@@ -256,20 +251,20 @@ class Connection:
                 self._notices.write(line, "the server")
                 inbound.content_at, self._delay = inbound.frame_at, 0.0
             case control.Stopped(code, reason):
-                inbound.error = TrainingError(f"the run was stopped: {reason}", code=code)  # not this party's fault
+                inbound.end = TrainingError(f"the run was stopped: {reason}", code=code)  # not this party's fault
             case control.Refused(code, reason, table):
-                inbound.error = RefusalError(code, f"the server does not accept this party: {reason}", table)
+                inbound.end = RefusalError(code, f"the server does not accept this party: {reason}", table)
             case control.Welcome() if inbound.welcome is None:
-                self._take_welcome(stream, message)
+                self._take_welcome(outgoing, message)
             case _:
                 raise control.refuse_control(message)
 
-    def _take_welcome(self, stream: FrameStream, welcome: control.Welcome) -> None:
+    def _take_welcome(self, outgoing: FrameStream, welcome: control.Welcome) -> None:
         if not welcome.resumed:
             self.channel = Channel(welcome.server)
         elif welcome.server == self.channel.process:
             self.channel.outbox.rewind(welcome.received)
         else:
             raise ProtocolError("the server resumes a session that this party does not know.")
-        stream.attach(self.channel)
+        outgoing.attach(self.channel)
         self._inbound.welcome = welcome

@@ -14,6 +14,7 @@ Hello, welcome, notices and the last message of a stream are outside the numbere
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from glasu.network.signatures import SignedHead
 from glasu.pki.identity import MAX_PARTIES
 from glasu.protocol.state import Progress
 from glasu.records import Bounds, Length, RecordError, parse_json, read_record, to_plain
+from glasu.wire.message_key import RUN_BYTES
 
 PROTOCOL = 4  # version of frames and control messages; other versions are refused
 ProcessName = Annotated[str, Length(64)]
@@ -204,6 +206,11 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
 def refuse_control(message: object) -> ProtocolError:
     """Return the error for a control message that is not allowed now, or not from this side."""
     return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
+
+
+def derive_attempt_run(run: str, attempt: int) -> bytes:
+    """Return the run id of one attempt at a prediction or an alignment: a new attempt never reuses earlier keys."""
+    return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]
 
 
 def describe_start(progress: Progress | None) -> str:

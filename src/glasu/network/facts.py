@@ -16,6 +16,7 @@ import numpy as np
 
 from glasu.data.party import have_labels, measure_labels, sign_ids
 from glasu.network.id_keys import IdKeys, IdShare, IdTag
+from glasu.network.purposes import Purpose
 from glasu.pki.identity import MAX_PARTIES
 from glasu.protocol.message_bytes import compute_format_number
 from glasu.records import Bounds, Length
@@ -25,7 +26,6 @@ from glasu.report import list_versions
 if TYPE_CHECKING:
     from glasu.data.party import PartyData
 
-Purpose = Literal["training", "prediction", "dry run", "alignment", "dry run of an alignment"]
 NonNegative = Annotated[int, Bounds(0, 2**31 - 1)]
 Short = Annotated[str, Length(200)]
 MAX_EXTENSIONS = 64
@@ -35,7 +35,7 @@ MAX_EXTENSIONS = 64
 class Facts:
     """The facts of one role. None means that the role does not state this fact."""
 
-    purpose: Purpose
+    purpose: Short  # the name of a `Purpose`
     message_format: NonNegative = field(metadata={"label": "message format"})
     glasu: Short
     numpy: Short
@@ -74,7 +74,7 @@ def collect_server_facts(purpose: Purpose, **more: Any) -> Facts:
     load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
     found = list_versions()
     return Facts(
-        purpose=purpose,
+        purpose=purpose.name,
         message_format=compute_format_number(),
         glasu=found["glasu"],
         numpy=_omit_build(found["numpy"]),

@@ -33,6 +33,7 @@ def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> Non
     """
     process = state.value.starts[-1]
     before = () if begun else tuple(name for name in state.value.admitted if name != process)
+    # The first one is the process of the last attempt, which `Fence.withdraw` restores at the server.
     state.update(admitted=(*before[:1], *before[1:][-MAX_STARTS:], process))
 
 

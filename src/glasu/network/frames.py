@@ -214,10 +214,10 @@ class Channel:
     @property
     def has_next(self) -> bool:
         """Return whether `take_next` would return a frame."""
-        return self.outbox.has_next or self._owes_ack
+        return self.outbox.has_next or self._needs_ack
 
     @property
-    def _owes_ack(self) -> bool:
+    def _needs_ack(self) -> bool:
         """Return whether a part of the window was received, so that an ack is due if no other frame can carry it."""
         return not self.is_full and self._unacknowledged >= self._window // 16
 
@@ -226,7 +226,7 @@ class Channel:
         may_acknowledge = not self.is_full
         acknowledged = self.received if may_acknowledge else self._acknowledged
         frame = self.outbox.take_next(acknowledged)
-        if frame is None and self._owes_ack:
+        if frame is None and self._needs_ack:
             frame = pack_frame(ACK, acknowledged=acknowledged)
         if frame is not None and may_acknowledge:
             self._acknowledged, self._unacknowledged = acknowledged, 0

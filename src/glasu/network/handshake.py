@@ -129,7 +129,7 @@ class StatementPayload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FarewellPayload:
+class GoodbyePayload:
     """Server: the run is finished, with these ledgers of the parties."""
 
     ledgers: Mapping[str, SignedHead] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -17,12 +17,12 @@ from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.compatibility import refuse_kit
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
 from glasu.network.fencing import count_start
 from glasu.network.handshake import (
-    FarewellPayload,
+    GoodbyePayload,
     Payload,
     ResultPayload,
     StatementPayload,
@@ -31,7 +31,8 @@ from glasu.network.handshake import (
 )
 from glasu.network.id_keys import IdKeys, IdShare
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, limit_messages
+from glasu.network.party_setup import limit_messages
+from glasu.network.purposes import Purpose
 from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.network.signatures import make_signer
@@ -50,12 +51,15 @@ from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
+from glasu.timing import Stopwatch
 
 ResultT = TypeVar("ResultT")
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
     """The work of a party in a session. The default methods compute and save nothing."""
+
+    purpose: ClassVar[Purpose]
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
         """Refuse the data of another party; `party` is None if the data cannot be read."""
@@ -98,9 +102,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
         self.session_ledger.open_attempt(attempt, self.scope())
 
+    @abstractmethod
     def facts(self) -> Facts:
         """Return the facts of this party for the settings of the run."""
-        raise NotImplementedError
 
     def check_limits(self, head: Head, size: int) -> None:
         """Check the header and size of a message from the server; refuse one that is too long for this run."""
@@ -132,9 +136,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Write the results of this party. A purpose with a script implements this."""
         raise NotImplementedError
 
-    def take_farewell(self, farewell: Payload) -> None:
+    def take_goodbye(self, goodbye: Payload) -> None:
         """Process the payload of the server's goodbye: the last heads of all ledgers."""
-        payload = read_payload(FarewellPayload, farewell, "the farewell of the server")
+        payload = read_payload(GoodbyePayload, goodbye, "the goodbye of the server")
         try:
             self.session_ledger.record_last_heads(payload.ledgers, self.scope())
         except (LedgerError, ProtocolError) as error:  # the results are complete
@@ -172,15 +176,22 @@ class ClientPurpose(PartyPurpose[ResultT]):
         preparation: Preparation | None = None,
         secret: Secret | None = None,
     ) -> None:
-        """Build this party's client for the run that the server offers; see `party_setup.build_client`.
+        """Build this party's client for the run that the server offers; see `Client`.
 
         Raises:
             RefusalError: the run has masks, and the kit does not fit.
         """
-        clock, kit = self.options.clock, self.options.kit
+        kit = self.options.kit
         refuse_kit(kit, config, offered.roster)
-        client = build_client(
-            config, party, offered.index, offered.roster, clock, preparation, secret, signer=KitSigner(kit)
+        client = Client(
+            config,
+            party,
+            index=offered.index,
+            names=offered.roster,
+            watch=Stopwatch(self.options.clock),
+            preparation=preparation,
+            secret=secret,
+            signer=KitSigner(kit),
         )
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
@@ -267,23 +278,25 @@ class PartyPerformer:
 
 
 def join(
-    purpose: PartyPurpose[ResultT], performer: type[PartyPerformer] = PartyPerformer, dialing: Dialing | None = None
+    purpose: PartyPurpose[ResultT],
+    performer: type[PartyPerformer] = PartyPerformer,
+    connect_options: ConnectOptions | None = None,
 ) -> ResultT:
     """Take part in one session to its end and return the results of this party.
 
     Args:
         purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
-        dialing: how to connect; None: as the options say.
+        connect_options: how to connect; None: as the options of the purpose say.
     """
     options, finished = purpose.options, False
-    dialing = dialing or Dialing(options.kit, options.server, options.wait, options.log)
+    connect_options = connect_options or ConnectOptions(options.kit, options.server, options.wait, options.log)
     with open_client_map():
         if (known := purpose.find_earlier_result()) is not None:
             return known
         purpose.start()
         try:
-            _take_part(purpose, performer, dialing)
+            _take_part(purpose, performer, connect_options)
             finished = True
         except TransportError as error:
             if purpose.result() is None:
@@ -297,16 +310,16 @@ def join(
         return result
 
 
-def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], dialing: Dialing) -> None:
+def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], connect_options: ConnectOptions) -> None:
     """Run attempts until the server reports that every party is finished."""
-    session = ClientSession(dialing, purpose)
+    session = ClientSession(connect_options, purpose)
     try:
         session.open()
         session.prepare(purpose.check_limits)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
             attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
-        purpose.take_farewell(session.farewell)
+        purpose.take_goodbye(session.goodbye)
     except Exception as error:
         session.fail(error)
         raise

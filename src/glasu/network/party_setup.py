@@ -1,26 +1,20 @@
-"""A party's own part of a run: the settings resolved for its data, the memory they need, and its client."""
+"""A party's own part of a run: its place in the roster, the settings resolved for its data, and the limits."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.methods import find_method
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
-from glasu.data.preprocessing import Preparation
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
 from glasu.network.log_lines import MAX_REASON, make_printable
-from glasu.privacy.masking import Signer
-from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
 from glasu.runtime.memory import check_memory, read_total_memory
-from glasu.secret import Secret
-from glasu.timing import Clock, Stopwatch
 
 MAX_UNKNOWN_CLASSES = 4096
 TOO_LARGE = (
@@ -81,37 +75,3 @@ def limit_messages(config: RunConfig, party: PartyData) -> Limits:
     """
     unknown = MAX_UNKNOWN_CLASSES if find_method(config).averages else 0
     return Limits.of_run(config, party.num_nodes, len(party.classes) or unknown, config.data.num_clients)
-
-
-def build_client(
-    config: RunConfig,
-    party: PartyData,
-    index: int,
-    roster: Sequence[str],
-    clock: Clock,
-    preparation: Preparation | None = None,
-    secret: Secret | None = None,
-    signer: Signer | None = None,
-) -> Client:
-    """Build a party's client with its initial weights.
-
-    Args:
-        config: resolved.
-        party: the party's data, as `resolve_for_party` returned it.
-        index: the party's position in the roster.
-        roster: the parties in client order.
-        clock: measures its computing time.
-        preparation: the preparation of the features of a trained model; None: fit it to the data.
-        secret: the secret of the party; None if the client neither trains nor sends.
-        signer: signs the keys of masks.
-    """
-    return Client(
-        config,
-        party,
-        index=index,
-        names=roster,
-        watch=Stopwatch(clock),
-        preparation=preparation,
-        secret=secret,
-        signer=signer,
-    )

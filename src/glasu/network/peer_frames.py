@@ -32,6 +32,7 @@ from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
 NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # its next statement is still to come
+UNLISTED = "connections of no party"  # named in the log if they cause too many lines
 RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
@@ -63,7 +64,7 @@ class PeerFrames:
         with self._roster.changed:
             self.refused += 1
             line = f"{address}: not served: {make_printable(reason, MAX_REASON)}."
-            self._roster.log.write(line, party or "strangers")
+            self._roster.log.write(line, party or UNLISTED)
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
         """Read a party's frames until its stream ends. The first one must be its hello."""
@@ -159,7 +160,7 @@ class PeerFrames:
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
         if state is RunState.CLOSED:  # before that, the process receives the goodbye with the others
-            self.dismiss(peer)
+            self.send_goodbye(peer)
 
     def _bind_stream(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
         """Make this stream the current one of the party."""
@@ -200,7 +201,7 @@ class PeerFrames:
     def _take_statement(self, peer: Peer, statement: Payload) -> None:
         before = peer.state
         peer.machine.advance(PeerEvent.PREPARE)
-        if peer.state is PeerState.DISMISSED:
+        if peer.state is PeerState.CLOSED:
             return  # the run ended while the statement was in transit
         try:
             lines = self._handshake.prepare(peer.name, statement)
@@ -246,22 +247,22 @@ class PeerFrames:
 
     def _refuse(self, peer: Peer, stream: FrameStream | None, refusal: RefusalError) -> None:
         """Send the reason why a process cannot take part to the process and to all parties."""
-        word = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
+        refused = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
         self.refused += 1
         if refusal.code == Code.OTHER_PURPOSE:  # for example glasu doctor; the party's own process is not affected
             self._roster.log.write(
-                f"{peer.name}: a connection for another purpose was refused: {word.reason}", peer.name
+                f"{peer.name}: a connection for another purpose was refused: {refused.reason}", peer.name
             )
-        elif word.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
-            for line in word.table:
+        elif refused.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
+            for line in refused.table:
                 self._roster.log.write(line, peer.name)
             own = peer if stream is peer.stream else None  # a running process is informed about a second one
-            self._roster.announce(f"{peer.name}: not accepted: {word.reason}", about=peer.name, without=own)
-            peer.refusal = word.reason
+            self._roster.announce(f"{peer.name}: not accepted: {refused.reason}", about=peer.name, without=own)
+            peer.refusal = refused.reason
         if stream is peer.stream:
-            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(word))
+            self._roster.drop(peer, PeerEvent.REFUSE, make_control_frame(refused))
         elif stream is not None:
-            stream.close(make_control_frame(word))
+            stream.close(make_control_frame(refused))
 
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Abort the run because of an invalid frame, or refuse its sender."""
@@ -287,11 +288,11 @@ class PeerFrames:
 
     # --- the end of a stream --------------------------------------------------------------
 
-    def dismiss(self, peer: Peer) -> None:
+    def send_goodbye(self, peer: Peer) -> None:
         """Send the goodbye of a complete run to a party, on this stream or a later one."""
-        if peer.machine.allows(PeerEvent.DISMISS) and peer.state is not PeerState.DISMISSED:
-            peer.machine.advance(PeerEvent.DISMISS)
-            peer.send_control(control.Goodbye(self._roster.farewell))
+        if peer.machine.allows(PeerEvent.CLOSE) and peer.state is not PeerState.CLOSED:
+            peer.machine.advance(PeerEvent.CLOSE)
+            peer.send_control(control.Goodbye(self._roster.goodbye))
             self._roster.changed.notify_all()
 
     def _detach(self, peer: Peer, stream: FrameStream) -> None:

@@ -15,14 +15,14 @@ from glasu.data.party import PartyData
 from glasu.errors import ConfigError, ProtocolError
 from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
-from glasu.network.control import ProposedAttempt
+from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, LabelFacts, collect_class_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
-from glasu.network.prediction_server import derive_attempt_run
+from glasu.network.purposes import PREDICTION
 from glasu.network.run_folder import FinishedPart, read_report
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import JoiningRecord, write_named
@@ -62,6 +62,8 @@ class Predicted:
 class PredictionParty(ClientPurpose[Predicted]):
     """One process of a party in a prediction."""
 
+    purpose = PREDICTION
+
     def __init__(self, options: JoinOptions, party: PartyData, query: Query) -> None:
         """Load the trained model of the folder.
 
@@ -89,12 +91,12 @@ class PredictionParty(ClientPurpose[Predicted]):
         if self.model.config.train.warm_start:
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
         return collect_party_facts(
-            self.party, "prediction", self.id_keys, training=self.state.value.run, **about_classes
+            self.party, self.purpose, self.id_keys, training=self.state.value.run, **about_classes
         )
 
     def scope(self) -> LedgerScope:
         """Return the scope of this prediction, which belongs to the training of the model."""
-        return LedgerScope(self._run, str(self.state.value.run), "prediction", self.client.requested.digest())
+        return LedgerScope(self._run, str(self.state.value.run), self.purpose.name, self.client.requested.digest())
 
     def hello(self) -> Payload:
         """Return the hello of this process."""

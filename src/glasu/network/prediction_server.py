@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from glasu.network.compatibility import prepare_config_for_network, refuse_kit
+from glasu.network.control import derive_attempt_run
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
+from glasu.network.purposes import PREDICTION
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import (
     open_predicting,
@@ -28,27 +29,24 @@ from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES
 
 
-def derive_attempt_run(run: str, attempt: int) -> bytes:
-    """Return the run id of one attempt at a prediction or an alignment: a new attempt never reuses earlier keys."""
-    return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]
-
-
 class PredictionServer(ScriptPurpose[PredictionReport]):
     """One server process of a prediction. It keeps no checkpoints: an interrupted prediction starts again."""
+
+    purpose = PREDICTION
 
     def __init__(self, options: ServeOptions) -> None:
         """Check that the folder holds the finished training of these settings and parties."""
         roster = options.kit.roster
         config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
-        training = require_finished_training(options.out, open_serving(options.out).value, config, roster)
+        self._trained = open_serving(options.out).value
+        training = require_finished_training(options.out, self._trained, config, roster)
         config = read_trained_config(options.out, config)
-        self.state, run = open_predicting(options.out), secrets.token_hex(RUN_BYTES)
         self._subsets = read_subsets(options.out) if config.train.party_dropout else []
         self._present: tuple[str, ...] = ()  # the parties of the last attempt
-        facts = collect_server_facts("prediction", training=training)
-        super().__init__(options, facts, config, run, self.state, scope=training)
-        self._trained = open_serving(options.out).value
+        facts = collect_server_facts(self.purpose, training=training)
+        run = secrets.token_hex(RUN_BYTES)
+        super().__init__(options, facts, config, run, open_predicting(options.out), scope=training)
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""

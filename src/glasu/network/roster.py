@@ -118,7 +118,7 @@ class Peer:
         self.send_control(StatementRequest(shares))
 
     @property
-    def has_heard_all(self) -> bool:
+    def has_acknowledged_all(self) -> bool:
         """Return whether its process has acknowledged every frame."""
         return self.channel.outbox.held == 0
 
@@ -178,7 +178,7 @@ class Roster:
         self.run = make_run_machine()
         self.failure: GlasuError | None = None
         self.attempt: Attempt | None = None
-        self.farewell: Payload = {}  # the payload of the goodbye to every party
+        self.goodbye: Payload = {}  # the payload of the goodbye to every party
         self.log = LimitedLog(log, clock)
         self.clock, self._wait = clock, wait
 
@@ -251,18 +251,18 @@ class Roster:
         while True:
             self.log.write_counts()
             self.check()
-            owing = [peer for peer in self.present if not done(peer)]
-            if not owing:
+            pending = [peer for peer in self.present if not done(peer)]
+            if not pending:
                 return
-            left = self._seconds_left(owing)
+            left = self._seconds_left(pending)
             if left <= 0:
-                self._omit_overdue(owing, what)
+                self._omit_overdue(pending, what)
                 continue
-            now, names = self.clock(), ", ".join(peer.name for peer in owing)
+            now, names = self.clock(), ", ".join(peer.name for peer in pending)
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
             if now - since >= named:
-                states = "; ".join(f"{peer.name}: {CONNECTION_WORDS[peer.is_connected]}" for peer in owing)
+                states = "; ".join(f"{peer.name}: {CONNECTION_WORDS[peer.is_connected]}" for peer in pending)
                 self.announce(f"the server has been waiting for {names} {what} for {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))
@@ -281,17 +281,17 @@ class Roster:
             party, shares = found
             self.peers[party].ask_to_compare(shares)
 
-    def _seconds_left(self, owing: Sequence[Peer]) -> float:
+    def _seconds_left(self, pending: Sequence[Peer]) -> float:
         """Return the seconds until the first party without a stream is overdue."""
-        gone = (peer for peer in owing if not peer.is_connected)
+        gone = (peer for peer in pending if not peer.is_connected)
         return min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
 
-    def _omit_overdue(self, owing: Sequence[Peer], what: str) -> None:
+    def _omit_overdue(self, pending: Sequence[Peer], what: str) -> None:
         """Continue without the overdue parties, or raise AbsenceError if the others cannot.
 
         If an attempt is running, it becomes void, because its messages were computed with the omitted parties.
         """
-        overdue = [peer for peer in owing if not peer.is_connected and self._seconds_left([peer]) <= 0]
+        overdue = [peer for peer in pending if not peer.is_connected and self._seconds_left([peer]) <= 0]
         refusals = "; ".join(f"{peer.name}: {peer.refusal}" for peer in overdue if peer.refusal)
         reasons = f" ({refusals})" if refusals else ""
         why = self._handshake.find_absence_error([peer.name for peer in self.present if peer not in overdue])

@@ -108,8 +108,7 @@ def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: S
     if record.run is None:
         refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)
         return False
-    joined = record.processes or record.attempt or record.closed
-    if not joined and not any((out / CHECKPOINTS).glob(f"*{SUFFIX}")):
+    if not record.has_begun and not any((out / CHECKPOINTS).glob(f"*{SUFFIX}")):
         return record.roster == tuple(roster) and record.digest == config.digest()
     fresh = ", choose another --out, or start over with --fresh, which removes the checkpoints"
     _refuse_other_run(out, record, config, roster, fresh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
 from glasu.errors import GlasuError, ProtocolError, TrainingError
@@ -18,7 +18,7 @@ from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
 from glasu.network.handshake import (
-    FarewellPayload,
+    GoodbyePayload,
     Payload,
     RefusalError,
     ResultPayload,
@@ -26,6 +26,7 @@ from glasu.network.handshake import (
     read_payload,
 )
 from glasu.network.options import Listening, ServeOptions, Serving, View
+from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -89,7 +90,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         self.options.emit(event)
 
     @abstractmethod
-    def build_farewell(self, report: ReportT) -> Payload:
+    def build_goodbye(self, report: ReportT) -> Payload:
         """Return the payload of the goodbye to every party."""
 
     def close(self, *, finished: bool) -> None:
@@ -105,6 +106,8 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     It refuses parties that differ, and records the admitted processes and the heads of the parties' ledgers.
     """
+
+    purpose: ClassVar[Purpose]
 
     def __init__(
         self,
@@ -125,7 +128,8 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             state: records the admitted processes and the ledgers.
             scope: the training that the parties take part in; empty in an alignment.
         """
-        served = ServedRun(facts, config, options.kit.roster, run, self.list_checkpoints)
+        self.state = state
+        served = ServedRun(self.purpose, facts, config, options.kit.roster, run, self.list_checkpoints)
         self.recorded_heads = RecordedHeads(state, scope)
         super().__init__(options, served, Refuse(served, Fence(state), self.recorded_heads))
         self.ledgers: Mapping[str, SignedHead] = {}  # the heads of the parties that have finished
@@ -162,9 +166,9 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     def _keep_heads(self, heads: Mapping[str, SignedHead]) -> None:
         self.recorded_heads.keep({party: signed.head for party, signed in heads.items()})
 
-    def build_farewell(self, report: ReportT) -> Payload:
+    def build_goodbye(self, report: ReportT) -> Payload:
         """Return the payload of the goodbye to every party: the last heads of all ledgers."""
-        return to_plain(FarewellPayload(ledgers=self.ledgers))
+        return to_plain(GoodbyePayload(ledgers=self.ledgers))
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
         """Build the server for these parties and the counts in their statements; return it with the message limits."""
@@ -244,7 +248,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
         options.emit(Listening(listener.port))
         try:
             report = purpose.run_session(session, performer(session, purpose))
-            session.dismiss(purpose.goodbye_seconds, purpose.build_farewell(report))
+            session.close_run(purpose.goodbye_seconds, purpose.build_goodbye(report))
             finished = True
         except Exception as error:  # even a full disk or a bug, because the parties must not wait forever
             session.announce_failure(error, purpose.goodbye_seconds)
@@ -273,10 +277,10 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
             log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(purpose.progress))
             result = drive(script, perform, watch, "communication")
             with watch.measure("waiting"):
-                results = session.collect_results()
-            finished = _read_results(dict(zip(attempt.present, results, strict=True)))
-            purpose.note_results(dict(zip(attempt.present, finished, strict=True)))
-            return purpose.finish(result, finished)
+                payloads = session.collect_results()
+            results = _read_results(payloads)
+            purpose.note_results(results)
+            return purpose.finish(result, list(results.values()))
         except RestartAttempt:
             log.info("the parties changed: all roles return to the last common checkpoint.")
         except GlasuError as error:
@@ -284,12 +288,12 @@ def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perfor
                 raise
 
 
-def _read_results(results: Mapping[str, Payload]) -> list[ResultPayload]:
-    """Read the parties' results in client order. The error of a malformed result names its party."""
-    finished = []
-    for party, payload in results.items():
+def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:
+    """Read the parties' results. The error of a malformed result names its party."""
+    results = {}
+    for party, payload in payloads.items():
         try:
-            finished.append(read_payload(ResultPayload, payload, f"the result of party {party!r}"))
+            results[party] = read_payload(ResultPayload, payload, f"the result of party {party!r}")
         except RefusalError as error:
             raise ProtocolError(str(error), party=party) from None
-    return finished
+    return results

@@ -35,7 +35,7 @@ from glasu.protocol.requests import Receive
 class ServerSession:
     """All parties of one run, at the server.
 
-    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> dismiss. If a party's process is
+    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> close_run. If a party's process is
     new, any of these raises RestartAttempt, and the caller must gather again. After a failure, they raise its error.
     """
 
@@ -164,15 +164,15 @@ class ServerSession:
         """Send a different message to every party, in client order."""
         self._send([encode(message) for message in messages], messages[0])
 
-    def collect_results(self) -> list[Payload]:
-        """Wait until every party has written its results; return the parties' reports in client order."""
+    def collect_results(self) -> dict[str, Payload]:
+        """Wait until every party has written its results; return the results by party, in client order."""
         roster = self.roster
         with roster.changed:
             roster.check()  # a process may have restarted since the last message was sent
             roster.run.advance(RunEvent.EXHAUST)
             roster.wait_for(lambda peer: peer.state is PeerState.FINISHED, "to finish")
             roster.run.advance(RunEvent.COMPLETE)
-            return [peer.result for peer in self._list_present()]
+            return {peer.name: peer.result for peer in self._list_present()}
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -189,22 +189,22 @@ class ServerSession:
             self.roster.log.write(f"the run continues from the last common checkpoint when {peer.name} reconnects.")
         return True
 
-    def dismiss(self, seconds: float, farewell: Payload | None = None) -> None:
+    def close_run(self, seconds: float, goodbye: Payload | None = None) -> None:
         """Send the goodbye to every party; wait for all to disconnect, and for absent ones to connect.
 
         Args:
             seconds: how long to wait.
-            farewell: a payload for every party, which its `ClientSession.farewell` returns.
+            goodbye: a payload for every party, which its `ClientSession.goodbye` returns.
         """
         roster = self.roster
         with roster.changed:
             roster.check()
-            roster.farewell = farewell or {}
+            roster.goodbye = goodbye or {}
             roster.run.advance(RunEvent.CLOSE)
             for peer in roster.peers.values():
-                self.host.dismiss(peer)
+                self.host.send_goodbye(peer)
             self._wait_for_end(
-                lambda peer: peer.state is PeerState.DISMISSED and not peer.is_connected and peer.has_heard_all,
+                lambda peer: peer.state is PeerState.CLOSED and not peer.is_connected and peer.has_acknowledged_all,
                 roster.clock() + seconds,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ from glasu.network.handshake import Process, ResultPayload
 from glasu.privacy.ledger import LedgerHead
 from glasu.records import RecordError, parse_json, read_record, to_plain
 
-RecordT = TypeVar("RecordT")
+RecordT = TypeVar("RecordT", bound="ServingRecord | JoiningRecord")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,11 @@ class ServingRecord:
     closed: bool = False  # the run is finished
     ledger_scope: str = ""  # the training that `ledgers` belong to; empty in an alignment
     ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the last stated head, by party
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a party has joined the run. From then on, its settings are fixed."""
+        return bool(self.processes) or self.attempt > 0 or self.closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,9 @@ class JoiningRecord:
     closed: bool = False  # whether the server's goodbye was received
 
 
+STARTS = ("incarnation", "starts", "admitted")  # fields of `JoiningRecord` that count the starts, of all runs
+
+
 class StateFile(Generic[RecordT]):
     """A record in a file. Every change is durable before `update` returns.
 
@@ -63,29 +71,37 @@ class StateFile(Generic[RecordT]):
         Raises:
             DataError: the file cannot be read, or its content is not a record of this kind.
         """
-        self._path, self._initial, self._pending = path, initial, False
+        self._path, self._initial = path, initial
+        self._old: dict[str, Any] = {}  # after `start_over`: fields that still have these values in the file
         self._lock = threading.Lock()
         self.value = _read(path, initial)
 
+    @property
+    def starts_over(self) -> bool:
+        """Whether the file still has values that `start_over` has reset."""
+        return bool(self._old)
+
     def update(self, **changes: Any) -> None:
-        """Change some fields. The change is durable."""
+        """Change some fields. The change is durable, except for fields that `start_over` has reset."""
         with self._lock:
-            changed = dataclasses.replace(self.value, **changes)  # type: ignore[type-var]
-            if not self._pending:
-                self._write(changed)
+            changed = dataclasses.replace(self.value, **changes)
+            if not changes.keys() <= self._old.keys():
+                self._write(dataclasses.replace(changed, **self._old))
             self.value = changed
 
-    def start_over(self) -> None:
-        """Reset the record in memory to its initial value. The file keeps its content until `write_pending`."""
+    def start_over(self, keep: Collection[str] = ()) -> None:
+        """Reset all fields except `keep`, in memory only: the file has their old values until `write_pending`."""
         with self._lock:
-            self.value, self._pending = self._initial, True
+            old = vars(self.value)
+            self._old = {name: old[name] for name in old if name not in keep}
+            self.value = dataclasses.replace(self._initial, **{name: old[name] for name in keep})
 
     def write_pending(self) -> None:
-        """Write the record to the file after `start_over`."""
+        """Write the fields that `start_over` has reset."""
         with self._lock:
-            if self._pending:
+            if self._old:
                 self._write(self.value)
-                self._pending = False
+                self._old = {}
 
     def _write(self, record: RecordT) -> None:
         write_named(self._path, json.dumps(to_plain(record), indent=1).encode(), mode=0o600)

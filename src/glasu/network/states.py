@@ -23,7 +23,7 @@ class PeerState(enum.Enum):
     PROPOSED = "proposed"  # it received the proposal of an attempt
     RUNNING = "running"  # it has confirmed the attempt and exchanges messages
     FINISHED = "finished"  # it has written its results
-    DISMISSED = "dismissed"  # it received the end of the run
+    CLOSED = "closed"  # the run is complete, and it is sent the goodbye
     REFUSED = "refused"  # it was refused, sent an invalid message, or declined; another process may connect
     ABSENT = "absent"  # no connection for too long; the others continue without it; a new process may connect
     FAILED = "failed"  # it reported a failure, or the run ended for it
@@ -39,7 +39,7 @@ class PeerEvent(enum.Enum):
     PROPOSE = "propose"
     CONFIRM = "confirm"
     FINISH = "finish"
-    DISMISS = "dismiss"
+    CLOSE = "close"
     REFUSE = "refuse"  # the server refuses it, or the party declines
     OMIT = "omit"  # the others continue without it
     FAIL = "fail"
@@ -83,8 +83,8 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_P.PROPOSED, _E.CONFIRM): _P.RUNNING,
     (_P.RUNNING, _E.FINISH): _P.FINISHED,
     # A statement or a failure that arrives after the end of the run changes nothing.
-    (_P.DISMISSED, _E.PREPARE): _P.DISMISSED,
-    (_P.DISMISSED, _E.FAIL): _P.DISMISSED,
+    (_P.CLOSED, _E.PREPARE): _P.CLOSED,
+    (_P.CLOSED, _E.FAIL): _P.CLOSED,
     # An absent party has no process, so only a new one changes its state.
     (_P.ABSENT, _E.REFUSE): _P.ABSENT,
     (_P.ABSENT, _E.FAIL): _P.ABSENT,
@@ -92,8 +92,8 @@ PEER_TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     **{(state, _E.ADMIT): _P.CONNECTED for state in _P},
     # Not for a party that is CONNECTED or COMPARING: its next statement is still to come.
     **{(state, _E.REGATHER): _P.CONNECTED for state in (_P.PREPARED, _P.PROPOSED, _P.RUNNING, _P.FINISHED)},
-    **{(state, _E.DISMISS): _P.DISMISSED for state in (*_ADMITTED, _P.DISMISSED)},
-    **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.DISMISSED, _P.REFUSED, _P.FAILED)},
+    **{(state, _E.CLOSE): _P.CLOSED for state in (*_ADMITTED, _P.CLOSED)},
+    **{(state, _E.REFUSE): _P.REFUSED for state in (_P.AWAY, *_ADMITTED, _P.CLOSED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.FAIL): _P.FAILED for state in (_P.AWAY, *_ADMITTED, _P.REFUSED, _P.FAILED)},
     **{(state, _E.OMIT): _P.ABSENT for state in (_P.AWAY, *_ADMITTED, _P.REFUSED)},
 }

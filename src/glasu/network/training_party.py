@@ -26,6 +26,7 @@ from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
+from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import (
     CHECKPOINTS,
     NEW_RUN,
@@ -35,7 +36,7 @@ from glasu.network.run_folder import (
     read_report,
 )
 from glasu.network.session_ledger import LedgerScope
-from glasu.network.state_file import write_named
+from glasu.network.state_file import STARTS, write_named
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.state import ClientState
@@ -63,6 +64,8 @@ class PartyCheckpoint:
 class TrainingParty(ClientPurpose[FinishedPart]):
     """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
 
+    purpose = TRAINING
+
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read the folder; nothing is written.
 
@@ -70,9 +73,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             ConfigError: the folder belongs to another run, or the run began with other data or another secret.
         """
         super().__init__(options, party)
-        self.fresh = options.fresh  # set to False when the run begins and the earlier content is removed
         self._data, self._secret = party.data_digest(), options.kit.secret
-        if not self.fresh and continues_part(options.out, self.state.value, self._data, options.run):
+        if options.fresh:
+            self.state.start_over(keep=STARTS)  # the folder keeps its part of an earlier run until the new one begins
+        elif continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
         self._saver: Saver[PartyCheckpoint] | None = None  # None until the run begins
         self._offered: WelcomePayload | None = None
@@ -90,17 +94,17 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         """Return the facts of this party for the settings of the run."""
         party = self.client.party
         parties = self.client.identity.num_clients
-        return collect_party_facts(party, "training", self.id_keys, parties=parties, **collect_label_facts(party))
+        return collect_party_facts(party, self.purpose, self.id_keys, parties=parties, **collect_label_facts(party))
 
     def scope(self) -> LedgerScope:
         """Return the scope of this run, which is the training itself."""
         run = self.client.identity.run.hex()
-        return LedgerScope(run, run, "training", self.client.requested.digest())
+        return LedgerScope(run, run, self.purpose.name, self.client.requested.digest())
 
     def list_checkpoints(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
         self.wait_until_durable()
-        if self.fresh or self.state.value.run is None:
+        if self.state.value.run is None:
             return {0: START}
         damaged: list[str] = []
         rounds = self._store().digests(damaged)
@@ -110,14 +114,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
-        held = dataclasses.replace(self.state.value, run=None, finished=None) if self.fresh else self.state.value
+        held = self.state.value
         return to_plain(
             HelloPayload(
-                facts=collect_party_facts(self.party, "training", self.id_keys),
+                facts=collect_party_facts(self.party, self.purpose, self.id_keys),
                 process=describe_process(held),
                 run=held.run,
                 only=self.options.run,
-                fresh=self.fresh,
+                fresh=self.state.starts_over,
                 finished=held.finished,
                 rounds=self.list_checkpoints(),
             )
@@ -161,7 +165,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
                 "the server's settings differ from --expect: {}; agree on one run file with the server's operator.",
             )
         config, party = resolve_for_party(config, self.party, options.max_memory)
-        if not self.fresh and self.state.value.digest not in (None, config.digest()):
+        if self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
                 "the server's settings have changed since this run began. Restore them there, or start over with "
@@ -211,11 +215,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def _open_run(self) -> Saver[PartyCheckpoint]:
         """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
-        if self.fresh:
+        if self.state.starts_over:
             removed = [path for store in _list_stores(self._store) for path in store.clear()]
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
-            self.state.update(finished=None, closed=False)
         assert self._secret is not None  # see `start`
         self.state.update(
             run=self.client.identity.run.hex(),
@@ -223,8 +226,8 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             data=self._data,
             secret=self._secret.commitment(),
         )
+        self.state.write_pending()
         note_welcome(self.state, begun=True)
-        self.fresh = False
         for store in _list_stores(self._store):
             store.remove_partial_files()
         return Saver(self._store(ALONE if self.client.is_alone else ""))
@@ -317,11 +320,11 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
     def result(self) -> FinishedPart | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""
-        return None if self.fresh or self.state.value.finished is None else read_report(FinishedPart, self.options.out)
+        return None if self.state.value.finished is None else read_report(FinishedPart, self.options.out)
 
     def find_earlier_result(self) -> FinishedPart | None:
         """Return the content of report.json, if an earlier process received the server's goodbye."""
-        if self.fresh or not self.state.value.closed:
+        if not self.state.value.closed:
             return None
         out, report = self.options.out, read_report(FinishedPart, self.options.out)
         if self.options.expect is not None:

@@ -13,6 +13,7 @@ from glasu.network.compatibility import prepare_config_for_network, refuse_kit
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions, Status, View
+from glasu.network.purposes import TRAINING
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, continues_run, open_serving
 from glasu.network.serve import ScriptPurpose, ServerPerformer
@@ -39,6 +40,8 @@ class ServerCheckpoint:
 class TrainingServer(ScriptPurpose[RunReport | None]):
     """One server process of a training. Its report is None if an earlier process finished the run."""
 
+    purpose = TRAINING
+
     def __init__(self, options: ServeOptions) -> None:
         """Read the folder; nothing is written before `begin`.
 
@@ -48,17 +51,19 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         roster = options.kit.roster
         config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
-        self.state = open_serving(options.out)
-        self.resumes = not options.fresh and continues_run(options.out, self.state.value, config, roster)
-        run = str(self.state.value.run) if self.resumes else secrets.token_hex(RUN_BYTES)
-        facts = collect_server_facts("training", parties=len(roster))
-        super().__init__(options, facts, config, run, self.state, scope=run)
+        state = open_serving(options.out)
+        if options.fresh:
+            state.start_over()
+        resumes = not options.fresh and continues_run(options.out, state.value, config, roster)
+        run = str(state.value.run) if resumes else secrets.token_hex(RUN_BYTES)
+        facts = collect_server_facts(self.purpose, parties=len(roster))
+        super().__init__(options, facts, config, run, state, scope=run)
         self.saver = Saver(
             Store(ServerCheckpoint, options.out / CHECKPOINTS, f"the server of run {run}", config.extensions())
         )
         self._scores: Mapping[str, float] = {}  # scores of the last evaluation on validation nodes
         self._server: Server | None = None  # the server of the current attempt
-        if self.resumes:
+        if resumes:
             self._open_checkpoints()
 
     def _open_checkpoints(self) -> None:
@@ -75,17 +80,12 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
     @property
     def is_finished(self) -> bool:
         """Whether the folder holds the results of this run."""
-        return self.resumes and self.state.value.closed
+        return self.state.value.closed
 
     @property
     def progress(self) -> Progress | None:
         """The progress of the server in the current attempt."""
         return None if self._server is None else self._server.progress
-
-    @property
-    def starts_over(self) -> bool:
-        """Whether the checkpoints in the folder belong to an earlier run that --fresh will remove."""
-        return self.options.fresh and self._server is None
 
     def begin(self) -> None:
         """Assign the folder to the run. With --fresh, this happens later, when all parties have joined."""
@@ -94,10 +94,8 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         elif profile := describe_profile(self.config):
             self.options.log.info("%s.", profile)
-        if self.resumes:
+        if self.state.value.run == self.run:  # it continues
             return
-        if self.options.fresh:
-            self.state.start_over()
         self.state.update(
             run=self.run,
             digest=self.config.digest(),
@@ -114,18 +112,18 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
 
     def list_checkpoints(self) -> dict[int, str]:
         """Return the checkpoints of this run and their digests."""
-        return {0: START} if self.starts_over else self.saver.store.digests()
+        return {0: START} if self.state.starts_over else self.saver.store.digests()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[None]]:
         """Choose the latest round for which all roles have a checkpoint, and build the server for it."""
         self.saver.wait_until_durable()
         statements = self.admission.collect_statements(present)
         common = self._find_common_round({party: stated.rounds for party, stated in statements.items()})
-        if self.starts_over:
+        if self.state.starts_over:
             removed = self.saver.store.clear()
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
-        self.state.write_pending()
+            self.state.write_pending()
         self.state.update(attempt=self.state.value.attempt + 1)
         server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()

@@ -331,26 +331,30 @@ class ClientStream:
     """A party's end of one stream. A separate thread passes incoming frames to the session."""
 
     def __init__(
-        self, kit: Kit, address: str, stream: FrameStream, arrive: Callable[[ClientStream, bytes | Disconnection], None]
+        self,
+        kit: Kit,
+        address: str,
+        outgoing: FrameStream,
+        arrive: Callable[[ClientStream, bytes | Disconnection], None],
     ) -> None:
         """Connect in the background.
 
         Args:
             kit: the kit of the party.
             address: the address of the server, host:port.
-            stream: the frames to send.
+            outgoing: the frames to send.
             arrive: called with every frame, and finally with the reason why the stream ended. While it blocks, no more
                 frames are read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
-        self._kit, self._address, self.stream, self._arrive = kit, address, stream, arrive
+        self._kit, self._address, self.outgoing, self._arrive = kit, address, outgoing, arrive
         self._opening = threading.Lock()  # guards the channel while it is opened, against `close`
         self._channel: Any = None
         self._ended = threading.Event()
         self._is_pinned = SERVER_NAME in kit.pins
         if not self._is_pinned:
             self._open_channel(kit.ca_pem)
-        threading.Thread(target=self._run, name="glasu-line", daemon=True).start()
+        threading.Thread(target=self._run, name="glasu-connection", daemon=True).start()
 
     def _open_channel(self, roots: bytes) -> None:
         """Connect to a server whose certificate is one of these, or is signed by one of them."""
@@ -360,14 +364,14 @@ class ClientStream:
             credentials = grpc.ssl_channel_credentials(roots, self._kit.key_pem, self._kit.certificate_pem)
             options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
             self._channel = grpc.secure_channel(self._address, credentials, options)
-            self._call = self._channel.stream_stream(METHOD)(self.stream.yield_frames())
+            self._call = self._channel.stream_stream(METHOD)(self.outgoing.yield_frames())
 
     def _run(self) -> None:
         """Read until the stream ends. With a pin, find the server's certificate first."""
         ended = self._open_pinned() if self._is_pinned else None
         if ended is None:
             ended = Disconnection(ConnectionCode.CLOSED) if self._channel is None else self._read()
-        self.stream.close()
+        self.outgoing.close()
         self._ended.set()
         self._arrive(self, ended)
 
@@ -408,7 +412,7 @@ class ClientStream:
 
     def close(self, seconds: float = 0.0) -> None:
         """End the stream, after up to `seconds` for queued frames."""
-        self.stream.close()
+        self.outgoing.close()
         if seconds:
             self._ended.wait(seconds)
         with self._opening:

@@ -11,6 +11,7 @@ from glasu.network.doctor.machine import check_group
 from glasu.network.doctor.party import join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.options import JoinOptions, Listening, ServeOptions
+from glasu.network.purposes import ALIGNMENT_DRY_RUN
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from support.roles import Role
@@ -62,7 +63,7 @@ def examine(kits, folders):
         observer=observe,
     )
     own = [check_group(options.log)]
-    server = Role("server", lambda: serve(DryRunServer(options, own, "dry run of an alignment")))
+    server = Role("server", lambda: serve(DryRunServer(options, own, ALIGNMENT_DRY_RUN)))
     assert ready.wait(30)
 
     def take_part(folder):

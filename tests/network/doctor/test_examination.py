@@ -21,13 +21,14 @@ from glasu.data.sources.catalog import load_parties
 from glasu.network.admission import Admission
 from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.client_session import ClientSession
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.doctor.party import DryRunParty, join_dry_run
 from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import collect_server_facts
 from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
 from glasu.network.options import JoinOptions, Listening, ServeOptions
+from glasu.network.purposes import DRY_RUN
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from glasu.privacy.policy import Policy
@@ -167,7 +168,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     role = practice.purpose("a", party=party)
     sent = [role.hello()]
     admission = Admission(
-        ServedRun(collect_server_facts("dry run"), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
+        ServedRun(DRY_RUN, collect_server_facts(DRY_RUN), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
     )
     role.welcome(admission.admit("a", sent[0], closing=False))
     sent.append(role.statement())
@@ -244,7 +245,7 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
 
     role = practice.purpose("a", Malformed)
     options = role.options
-    session = ClientSession(Dialing(options.kit, options.server, 20.0, options.log), role)
+    session = ClientSession(ConnectOptions(options.kit, options.server, 20.0, options.log), role)
     session.open()
     session.prepare(lambda kind, key: 0)
     with pytest.raises(RefusalError, match=r"findings=.*: must be a list") as refused:

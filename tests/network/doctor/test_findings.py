@@ -22,6 +22,7 @@ from glasu.network.doctor.data import check_data, check_settings
 from glasu.network.facts import collect_server_facts
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import DRY_RUN
 from glasu.network.server_session import ServerSession
 from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
@@ -91,7 +92,7 @@ def test_clocks_may_differ_a_little(difference, uncertainty, level, words):
 @contextmanager
 def doctor_at(kits):
     admission = Admission(
-        ServedRun(collect_server_facts("dry run"), settings(), ("a", "b", "c"), "dry-run", dict), Collect()
+        ServedRun(DRY_RUN, collect_server_facts(DRY_RUN), settings(), ("a", "b", "c"), "dry-run", dict), Collect()
     )
     session = ServerSession("abc", admission, "dry-run", wait=60.0, log=LOG)
     with Listener(session.host, open_kit(kits / "server"), "127.0.0.1:0") as listener:

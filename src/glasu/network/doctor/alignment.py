@@ -16,6 +16,7 @@ from glasu.network.doctor.party import DryRunParty
 from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.findings import Finding
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import ALIGNMENT_DRY_RUN
 
 
 def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding, str | None]:
@@ -39,7 +40,7 @@ def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding,
 class AlignmentDryRunParty(DryRunParty):
     """A party in a dry run of an alignment."""
 
-    purpose = "dry run of an alignment"
+    purpose = ALIGNMENT_DRY_RUN
 
     def __init__(self, options: JoinOptions, max_ids: int, own: Sequence[Finding] = ()) -> None:
         """Check the ids of the party whose folder is `options.out`."""

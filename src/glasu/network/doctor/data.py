@@ -16,10 +16,11 @@ from glasu.network.facts import LabelFacts, collect_label_facts
 from glasu.network.findings import Finding
 from glasu.network.handshake import WelcomePayload
 from glasu.network.options import JoinOptions
-from glasu.network.party_setup import build_client, check_place, resolve_for_party
+from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.privacy.policy import PolicyError
 from glasu.protocol.client import Client
 from glasu.runtime.client_ledger import check_training
+from glasu.timing import Stopwatch
 
 FILES = 3  # two checkpoints are kept while a third is written
 TENSORS = 4  # weights, two moments of the optimizer, the selected weights
@@ -66,7 +67,8 @@ def check_settings(
     try:
         check_place(party.name, offered, config)
         config, party = resolve_for_party(config, party, options.max_memory)
-        client = build_client(config, party, offered.index, offered.roster, options.clock)
+        watch = Stopwatch(options.clock)
+        client = Client(config, party, index=offered.index, names=offered.roster, watch=watch)
     except GlasuError as error:
         text = "its data does not fit the server's settings; see that party's log"
         return [explain_error("settings", error, options.log, text)], {}

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import ClassVar
 
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
@@ -20,12 +19,13 @@ from glasu.network.doctor.machine import (
     explain_error,
     judge_clock,
 )
-from glasu.network.facts import Facts, LabelFacts, Purpose, collect_party_facts
+from glasu.network.facts import Facts, LabelFacts, collect_party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
 from glasu.network.join import PartyPurpose, join
 from glasu.network.log_lines import make_printable
 from glasu.network.options import JoinOptions
+from glasu.network.purposes import DRY_RUN
 from glasu.pki.key_signing import find_kit_error
 from glasu.protocol.key_agreement import needs_keys
 from glasu.records import to_plain
@@ -34,7 +34,7 @@ from glasu.records import to_plain
 class DryRunParty(PartyPurpose[Diagnosis]):
     """A party in a dry run. It takes no incarnation and writes no state."""
 
-    purpose: ClassVar[Purpose] = "dry run"
+    purpose = DRY_RUN
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Return the facts and findings of this party."""
         return to_plain(StatementPayload(facts=self.facts(), findings=tuple(self.findings)))
 
-    def take_farewell(self, farewell: Payload) -> None:
+    def take_goodbye(self, goodbye: Payload) -> None:
         """Take the diagnosis, and remove unprintable characters from it."""
-        diagnosis = read_payload(Diagnosis, farewell, "the diagnosis of the server")
+        diagnosis = read_payload(Diagnosis, goodbye, "the diagnosis of the server")
         self._diagnosis = Diagnosis(
             {make_printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
         )

@@ -9,15 +9,16 @@ from glasu.errors import AbsenceError
 from glasu.network.admission_policy import Collect, ServedRun
 from glasu.network.compatibility import collect_findings, prepare_config_for_network
 from glasu.network.doctor.machine import check_disk, check_server_folder
-from glasu.network.facts import Purpose, collect_server_facts
+from glasu.network.facts import collect_server_facts
 from glasu.network.findings import TOGETHER, Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import Payload
 from glasu.network.options import ServeOptions
+from glasu.network.purposes import DRY_RUN, Purpose
 from glasu.network.serve import ServerPerformer, ServerPurpose
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
-DRY_RUN = "dry-run"  # used instead of a run id
+NO_RUN = "dry-run"  # used instead of a run id
 DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
@@ -27,15 +28,13 @@ class DryRunServer(ServerPurpose[Diagnosis]):
 
     goodbye_seconds = 2.0
 
-    def __init__(self, options: ServeOptions, own: Sequence[Finding], purpose: Purpose = "dry run") -> None:
+    def __init__(self, options: ServeOptions, own: Sequence[Finding], purpose: Purpose = DRY_RUN) -> None:
         """Add the statements of the parties to the findings at the server so far."""
-        config, self._facts = (
-            prepare_config_for_network(options.config, options.kit.roster),
-            collect_server_facts(purpose),
-        )
+        config = prepare_config_for_network(options.config, options.kit.roster)
+        self._purpose, self._facts = purpose, collect_server_facts(purpose)
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
         options = dataclasses.replace(options, on_invalid_message="wait")
-        served = ServedRun(self._facts, config, options.kit.roster, DRY_RUN, self.list_checkpoints)
+        served = ServedRun(purpose, self._facts, config, options.kit.roster, NO_RUN, self.list_checkpoints)
         super().__init__(options, served, Collect())
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Diagnosis:
@@ -49,8 +48,8 @@ class DryRunServer(ServerPurpose[Diagnosis]):
         for name in roster:
             findings[name] = sanitize_findings(statements[name].findings) if name in statements else (ABSENT,)
         stated = {name: statements[name].facts for name in roster if name in statements}
-        return Diagnosis({**findings, TOGETHER: tuple(collect_findings(self._facts, stated))})
+        return Diagnosis({**findings, TOGETHER: tuple(collect_findings(self._purpose, self._facts, stated))})
 
-    def build_farewell(self, report: Diagnosis) -> Payload:
+    def build_goodbye(self, report: Diagnosis) -> Payload:
         """Return the diagnosis, which every party receives."""
         return to_plain(report)

@@ -12,13 +12,13 @@ import pytest
 
 from glasu.errors import TrainingError
 from glasu.network.client_session import ClientSession
-from glasu.network.connection import Dialing
+from glasu.network.connection import ConnectOptions
 from glasu.network.roster import Attempt
 from glasu.network.transport import Listener
 from glasu.pki.kit import open_kit
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Receive
-from support.raw_party import Desk, wait_for
+from support.raw_party import ServerHarness, wait_for
 from support.roles import Role
 from support.toy_run import ToyClientHandshake, digest, key, logger
 
@@ -55,32 +55,32 @@ def forward_slowly(target):
 @pytest.fixture
 def running_sessions(kits):
     """Return a server session and a party's session over a slow connection, in a running attempt without deadlines."""
-    desk = Desk("a")
-    with Listener(desk.session.host, open_kit(kits / "server"), "localhost:0") as listener:
+    harness = ServerHarness("a")
+    with Listener(harness.session.host, open_kit(kits / "server"), "localhost:0") as listener:
         listener.start()
         start = np.zeros(1)
         port = forward_slowly(listener.port)
-        dialing = Dialing(open_kit(kits / "a"), f"localhost:{port}", 20.0, logger([]))
-        party = ClientSession(dialing, ToyClientHandshake("a", {0: start}))
+        options = ConnectOptions(open_kit(kits / "a"), f"localhost:{port}", 20.0, logger([]))
+        party = ClientSession(options, ToyClientHandshake("a", {0: start}))
         party.open()
         party.prepare(lambda head, size: None)
-        desk.session.gather()
+        harness.session.gather()
         beginning = Role(
             "beginning",
-            lambda: desk.session.begin_attempt(Attempt(1, 0, {"a": digest(start)}, lambda head, size: None)),
+            lambda: harness.session.begin_attempt(Attempt(1, 0, {"a": digest(start)}, lambda head, size: None)),
         )
         party.confirm(party.await_attempt())
         beginning.outcome(20)
-        yield desk, party
+        yield harness, party
         party.close()
 
 
-def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running_sessions):
-    desk, party = running_sessions
-    desk.session.broadcast(Joint(key(0, 0), LONG))
+def test_a_party_on_a_slow_connection_soon_hears_why_the_run_ends(running_sessions):
+    harness, party = running_sessions
+    harness.session.broadcast(Joint(key(0, 0), LONG))
     time.sleep(1.0)  # pieces of it are on their way
     began = time.monotonic()
-    ending = Role("ending", lambda: desk.session.announce_failure(TrainingError("enough"), 20.0))
+    ending = Role("ending", lambda: harness.session.announce_failure(TrainingError("enough"), 20.0))
     with pytest.raises(TrainingError, match="the run was stopped: enough"):
         party.receive(Receive((Joint,), key(0, 0)))
     assert time.monotonic() - began < SOON
@@ -88,9 +88,9 @@ def test_a_party_on_a_slow_line_soon_hears_why_the_run_ends(running_sessions):
     ending.outcome(20)
 
 
-def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running_sessions):
-    desk, party = running_sessions
-    waiting = Role("waiting", lambda: desk.session.receive(Receive((Partial,), key(0, 0))))
+def test_a_server_soon_hears_why_a_party_on_a_slow_connection_fails(running_sessions):
+    harness, party = running_sessions
+    waiting = Role("waiting", lambda: harness.session.receive(Receive((Partial,), key(0, 0))))
     party.send([Partial(key(0, 0, 0, 1), LONG)])
     time.sleep(1.0)
     began = time.monotonic()
@@ -101,9 +101,9 @@ def test_a_server_soon_hears_why_a_party_on_a_slow_line_fails(running_sessions):
 
 
 def test_a_message_that_takes_longer_than_every_ping_arrives(running_sessions):
-    desk, party = running_sessions
+    harness, party = running_sessions
     party.send([Partial(key(0, 0, 0, 1), LONG[:3000])])  # 12 s
-    (message,) = desk.session.receive(Receive((Partial,), key(0, 0)))
+    (message,) = harness.session.receive(Receive((Partial,), key(0, 0)))
     assert message.value.shape == (3000, 1024)
-    wait_for(lambda: desk.session.list_connected()["a"])
-    assert not any("the connection ended" in line for line in desk.log)
+    wait_for(lambda: harness.session.list_connected()["a"])
+    assert not any("the connection ended" in line for line in harness.log)
