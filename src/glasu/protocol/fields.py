@@ -19,7 +19,7 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import make_aggregation
 from glasu.model.task import make_task
 from glasu.wire import ids
-from glasu.wire.encodings import Array, Encoding, Kind, make_encodings
+from glasu.wire.encodings import DTYPES, Array, Encoding, Kind, make_encodings
 from glasu.wire.message_key import KEY_BYTES, Phase
 
 HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
@@ -91,7 +91,7 @@ class TensorField:
     columns: CountOf
     is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1", "<u8")
+    dtypes: tuple[str, ...] = DTYPES  # an encoding can have any of them
 
     def find_encoding(self, encodings: Mapping[Kind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.ckks_parameters import CKKS, CkksParameters
 from glasu.config import RunConfig, count_levels
-from glasu.errors import TrainingError
+from glasu.errors import ConfigError, TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret
 from glasu.wire.message_key import Key
 from glasu.wire.packing import pack_integers, unpack_integers
 
 Array = NDArray[Any]
+DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")  # of all arrays in messages; messages carry the position
 # change: a change of a representation. owner gradient: the gradient of the only party with labels, encrypted for the
 # others.
 Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
@@ -577,7 +578,20 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
         assert precision.ring_bits is not None  # `RunConfig` refuses other precisions
         ring = hiding(precision.ring_bits, num_clients)
         encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": hiding(32, num_clients)}
-    return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
+    encodings = {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
+    for kind, encoding in encodings.items():
+        _check_dtype(config.wire.precision, kind, encoding)
+    return encodings
+
+
+def _check_dtype(precision: str, kind: Kind, encoding: Encoding) -> None:
+    """Refuse an encoding, such as one of an extension, whose arrays no message can carry."""
+    for dtype in (encoding.dtype.str, encoding.answer.dtype.str):
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f"wire.precision={precision!r}: the encoding {encoding.name!r} of a {kind} has the dtype {dtype!r}, "
+                f"which no message can carry; use one of {', '.join(DTYPES)}."
+            )
 
 
 def find_compute_dtype(config: RunConfig) -> np.dtype[Any]:
