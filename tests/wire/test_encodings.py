@@ -26,6 +26,7 @@ from glasu.wire.encodings import (
     use_for_all_kinds,
 )
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
 WIDTH = 4
@@ -296,12 +297,12 @@ def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
 def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(precision, names):
     config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
     found = make_encodings(config)
-    assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
-    assert set(found) == {*use_for_all_kinds(Plain()), "change", "owner gradient"}
+    assert [found[kind].name for kind in (REPRESENTATION, GRADIENT, PROBABILITIES)] == names
+    assert set(found) == {*use_for_all_kinds(Plain()), CHANGE, OWNER_GRADIENT}
     assert find_compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
-        assert found["representation"] == Int8(48)
-        assert found["gradient"] == Int8(48, stochastic=True, seed=9)
+        assert found[REPRESENTATION] == Int8(48)
+        assert found[GRADIENT] == Int8(48, stochastic=True, seed=9)
 
 
 class OtherDtype(Plain):

@@ -297,7 +297,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             digest,
             client.release.ledger,
             prepared,
-            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
+            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped}),
             losses=client.progress.losses,
         )
         write_named(self.options.out / "report.json", report.to_json().encode())

@@ -23,6 +23,7 @@ from glasu.protocol.chunks import IncomingRows, exchange_rows
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import PROBABILITIES
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
@@ -56,7 +57,7 @@ def client_average(
     task, sent = client.learner.task, None
     if own is not None:
         known = nodes if task.examples_are_nodes else None  # the ledger counts releases per node
-        sent = client.release_tensor("probabilities", torch.from_numpy(own), key, known)
+        sent = client.release_tensor(PROBABILITIES, torch.from_numpy(own), key, known)
     shape = len(nodes), num_columns if own is None else own.shape[1]
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
     if error := task.find_score_error(mean):
@@ -83,7 +84,7 @@ def server_average(
         present: the clients that send probabilities, if not all.
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
-    encoding = server.shapes.encodings["probabilities"]
+    encoding = server.shapes.encodings[PROBABILITIES]
     senders = present if server.identity.owner < 0 else [server.identity.owner]
     incoming = IncomingRows(server, Scores, key, num_rows, senders, from_any=from_any)
     while not incoming.is_complete:

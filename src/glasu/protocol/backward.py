@@ -21,6 +21,7 @@ from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
 from glasu.protocol.update import check_loss, local_update, walk_backward
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,7 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
-    if client.release.hiding is None or client.identity.owner < 0 or not is_last:
+    if client.release.sums.hiding is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.release.update_ranges(key, found)
@@ -125,7 +126,7 @@ def share_gradient(
         nodes: the nodes of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
-    sent = None if gradient is None else client.release_tensor("gradient", gradient, key, nodes)
+    sent = None if gradient is None else client.release_tensor(GRADIENT, gradient, key, nodes)
     shape = len(nodes), client.config.model.hidden * widening
     return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
@@ -141,7 +142,7 @@ def server_backward(
         rows: |S[l+1]| for every aggregation layer l.
         present: the clients that contribute; None: all.
     """
-    encoding, aggregation = server.shapes.encodings["gradient"], server.make_aggregation(present)
+    encoding, aggregation = server.shapes.encodings[GRADIENT], server.make_aggregation(present)
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
         at_loss = server.identity.owner >= 0 and layer == server.aggregation_layers[-1]

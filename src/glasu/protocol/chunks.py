@@ -224,7 +224,7 @@ class Chunk:
                 wanted = f"at most {most}" if rows_left is None else str(most)
                 server.refuse(message, f"expected {wanted} rows, got {rows}.")
         self._check_shapes()
-        if content.kind == "probabilities" and not encoding.is_hidden:
+        if content.kind.is_score and not encoding.is_hidden:
             # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
             for message in self.tensors:
                 if error := server.task.find_score_error(encoding.decode(message.value)):

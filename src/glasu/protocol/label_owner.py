@@ -14,6 +14,7 @@ from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = compute_owner_gradient(client, batch, joint)
-    if client.release.hiding is not None:
+    if client.release.sums.hiding is not None:
         gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
         gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
@@ -41,7 +42,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     """Server column: forward the owner's gradient unchanged; with hidden sums, it is encrypted for the clients."""
     key = key.at(server.config.model.num_layers)
-    if server.shapes.encodings["gradient"].is_hidden:
+    if server.shapes.encodings[GRADIENT].is_hidden:
         yield from server_sealed_gradient(server, key, num_rows)
         return
     incoming = IncomingRows(server, Gradient, key, num_rows, (server.identity.owner,))
