@@ -16,7 +16,7 @@ from glasu.model.task import Targets
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, Protection, Release
 from glasu.protocol.client import Client
-from glasu.protocol.update import local_update
+from glasu.protocol.update import Others, local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
 from glasu.wire import ids
@@ -272,14 +272,14 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
     batch = client.learner.gather(
         Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),), Targets.of_nodes(nodes))
     )
-    others = {1: torch.randn(6, 5, dtype=torch.float64)}
+    others = Others(client.learner.aggregation, {1: torch.randn(6, 5, dtype=torch.float64)})
     client.learner.optimizer.step = lambda parts: None
     loss = advance(local_update(client, batch, client.learner.step(batch, 0), others)).value
 
     partial = client.learner.model.layers[0](batch.features, None, batch.blocks[0]).relu()
     assert partial.norm(dim=1).max() > 0.3
     clipped = torch.stack([0.3 * row / row.norm() if row.detach().norm() > 0.3 else row for row in partial])
-    logits = client.learner.model.classifier(others[1] + clipped / 2)
+    logits = client.learner.model.classifier(others.parts[1] + clipped / 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(nodes % 3))
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     weight = client.learner.model.layers[0].linear.weight

@@ -19,7 +19,7 @@ from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import check_loss, local_update, walk_backward
+from glasu.protocol.update import Others, check_loss, local_update, walk_backward
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import GRADIENT
 
@@ -51,10 +51,10 @@ def client_joint_round(
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
-    others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
-    from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
+    parts: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    constants: dict[int, Tensor] = {}  # {l: C_m[l]}
     if later_steps:
-        others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
+        parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -66,14 +66,14 @@ def client_joint_round(
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         share, sent = yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         if later_steps:
-            from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
+            constants[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
+    others = Others(aggregation, parts, constants=constants)
     for _ in later_steps:
         step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
-        loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
-        losses.append(loss)
+        losses.append((yield from local_update(client, batch, step, others)))
     return losses if client.has_labels else []
 
 

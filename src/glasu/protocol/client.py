@@ -93,6 +93,11 @@ class Client:
         return self.party.name
 
     @property
+    def data(self) -> NodeData:
+        """The data of the current stage, or of a run without stages."""
+        return self.learner.data
+
+    @property
     def has_labels(self) -> bool:
         """Whether this client has labels and a classifier."""
         return self.identity.has_labels(self.identity.index)
@@ -104,7 +109,7 @@ class Client:
 
     def begin(self, config: RunConfig, data: NodeData) -> None:
         """Use the settings and data of a candidate or a stage, with initial weights."""
-        self.config, self.data = config, data
+        self.config = config
         self.learner = Learner(
             config,
             data,

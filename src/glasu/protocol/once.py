@@ -105,7 +105,7 @@ def leave_stages(client: Client) -> None:
     stages, progress = client.stages, client.progress
     assert stages is not None
     progress.best_weights = stages.join_weights(progress.lower, progress.best_weights)
-    client.config, client.data = stages.whole, stages.data
+    client.config, client.learner.data = stages.whole, stages.data
 
 
 def _keep_partial(layer: int, partial: Tensor) -> Script[Tensor]:
