@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import compute_owner_gradient, share_gradient
-from glasu.protocol.chunks import IncomingRows
+from glasu.protocol.chunks import Chunk, answer_rows
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
@@ -45,7 +45,8 @@ def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     if server.shapes.encodings[GRADIENT].is_hidden:
         yield from server_sealed_gradient(server, key, num_rows)
         return
-    incoming = IncomingRows(server, Gradient, key, num_rows, (server.identity.owner,))
-    while not incoming.is_complete:
-        chunk = yield from incoming.receive()
-        yield Broadcast(JointGradient(chunk.key, chunk.check_answer(chunk.payloads[0])))
+
+    def forward(gradient: Chunk) -> Broadcast:
+        return Broadcast(JointGradient(gradient.key, gradient.check_answer(gradient.payloads[0])))
+
+    yield from answer_rows(server, Gradient, key, forward, num_rows, (server.identity.owner,))
