@@ -33,6 +33,7 @@ from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, Transcript
 from glasu.wire.encodings import Ciphertexts, Ring
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import REPRESENTATION
 from tables import markdown
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> wire.precision and keys of [privacy]
@@ -114,7 +115,7 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
     for index in range(repeats):
         key = Key(bytes(12), Phase.TRAINING, 0, index, 1)
         start = time.process_time()
-        numbers, _ = grids.to_integers("representation", value, key, ring)
+        numbers, _ = grids.to_integers(REPRESENTATION, value, key, ring)
         middle = time.process_time()
         masks(ring.encode(numbers, key), key)
         rounding.append(middle - start)
@@ -136,7 +137,7 @@ def time_encryption(bits: int, repeats: int = 20) -> list[float]:
         )
         for own in range(CLIENTS)
     ]
-    numbers, _ = ColumnGrids().to_integers("representation", torch.randn(ROWS, COLUMNS), KEY, encoding)
+    numbers, _ = ColumnGrids().to_integers(REPRESENTATION, torch.randn(ROWS, COLUMNS), KEY, encoding)
     spent: list[list[float]] = [[], [], []]
     for index in range(repeats):
         key = KEY._replace(round=index)

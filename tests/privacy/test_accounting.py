@@ -16,6 +16,7 @@ from glasu.privacy.noise import Mechanism, RowNoise
 from glasu.privacy.release import Protection, Release
 from glasu.wire.encodings import Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import PROBABILITIES, REPRESENTATION
 from support.ledgers import Lines
 
 pytest.importorskip("dp_accounting")
@@ -37,7 +38,7 @@ def epsilon_of(multiplier, delta=DELTA):
 
 def make_gate(multiplier=1.0, target=None, sink=None, clip=1.0):
     rule = Accountant(DELTA, target)
-    noise = {kind: RowNoise(Mechanism(clip, multiplier), kind, SECRET) for kind in ("representation", "probabilities")}
+    noise = {kind: RowNoise(Mechanism(clip, multiplier), kind, SECRET) for kind in (REPRESENTATION, PROBABILITIES)}
     protections = {kind: Protection(noise=each) for kind, each in noise.items()}
     return Release(use_for_all_kinds(Plain("fp64")), protections, Ledger(sink, (rule,)), (rule,)), rule
 
@@ -47,7 +48,7 @@ def test_epsilon_is_that_of_an_independent_computation(multiplier, releases):
     gate, rule = make_gate(multiplier)
     count = min(releases, 20)
     for index in range(count):
-        gate.tensor("representation", ROWS, KEY._replace(round=index), np.arange(4))
+        gate.tensor(REPRESENTATION, ROWS, KEY._replace(round=index), np.arange(4))
     spent, composed = rule.summarize(), multiplier / math.sqrt(count)
     assert spent.releases == count
     assert spent.epsilon_zeroed == pytest.approx(epsilon_of(composed), rel=1e-6)
@@ -60,8 +61,8 @@ def test_epsilon_is_that_of_an_independent_computation(multiplier, releases):
 def test_kinds_with_different_multipliers_compose():
     rule = Accountant(DELTA)
     protections = {
-        "representation": Protection(noise=RowNoise(Mechanism(1.0, 1.0), "representation", SECRET)),
-        "probabilities": Protection(noise=RowNoise(Mechanism(0.5, 3.0), "probabilities", SECRET)),
+        REPRESENTATION: Protection(noise=RowNoise(Mechanism(1.0, 1.0), REPRESENTATION, SECRET)),
+        PROBABILITIES: Protection(noise=RowNoise(Mechanism(0.5, 3.0), PROBABILITIES, SECRET)),
     }
     gate = Release(use_for_all_kinds(Plain()), protections, Ledger(rules=(rule,)))
     for kind in protections:
@@ -71,15 +72,15 @@ def test_kinds_with_different_multipliers_compose():
 
 def test_a_repeated_row_counts_once_and_one_with_other_content_again():
     gate, rule = make_gate()
-    gate.tensor("representation", ROWS, KEY, np.arange(4))
-    gate.tensor("representation", ROWS, KEY._replace(attempt=1, incarnation=2, run=b"another run "), np.arange(4))
+    gate.tensor(REPRESENTATION, ROWS, KEY, np.arange(4))
+    gate.tensor(REPRESENTATION, ROWS, KEY._replace(attempt=1, incarnation=2, run=b"another run "), np.arange(4))
     assert rule.summarize().releases == 1
     changed = ROWS.clone()
     changed[2] += 1
-    gate.tensor("representation", changed, KEY._replace(attempt=2), np.arange(4))
+    gate.tensor(REPRESENTATION, changed, KEY._replace(attempt=2), np.arange(4))
     assert rule.summarize().releases == 2  # of node 2
-    gate.tensor("representation", ROWS[:2], KEY._replace(round=1), np.arange(2))
-    gate.tensor("representation", ROWS[:2], KEY._replace(round=2), np.arange(2))
+    gate.tensor(REPRESENTATION, ROWS[:2], KEY._replace(round=1), np.arange(2))
+    gate.tensor(REPRESENTATION, ROWS[:2], KEY._replace(round=2), np.arange(2))
     assert rule.summarize().releases == 3  # of nodes 0 and 1
     assert rule.summarize().rows == 4
 
@@ -87,8 +88,8 @@ def test_a_repeated_row_counts_once_and_one_with_other_content_again():
 def test_the_order_of_rows_does_not_matter():
     gate, rule = make_gate()
     order = np.array([2, 0, 3, 1])
-    gate.tensor("representation", ROWS, KEY, np.arange(4))
-    gate.tensor("representation", ROWS[order], KEY, order)
+    gate.tensor(REPRESENTATION, ROWS, KEY, np.arange(4))
+    gate.tensor(REPRESENTATION, ROWS[order], KEY, order)
     assert rule.summarize().releases == 1
 
 
@@ -97,23 +98,23 @@ def test_a_release_that_would_pass_the_target_is_refused_and_not_entered():
     lines = Lines()
     gate, rule = make_gate(target=target, sink=lines)
     for index in range(3):
-        gate.tensor("representation", ROWS, KEY._replace(round=index), np.arange(4))
+        gate.tensor(REPRESENTATION, ROWS, KEY._replace(round=index), np.arange(4))
     with pytest.raises(
         BudgetError, match=r"probabilities in training round 3 would raise .* Nothing was sent"
     ) as caught:
-        gate.tensor("probabilities", ROWS, KEY._replace(round=3), np.arange(4))
+        gate.tensor(PROBABILITIES, ROWS, KEY._replace(round=3), np.arange(4))
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
     assert len(lines.lines) == 3
     assert rule.summarize().epsilon_replaced == pytest.approx(target)
-    gate.tensor("representation", ROWS, KEY._replace(round=2, attempt=1), np.arange(4))  # a repeat costs nothing
+    gate.tensor(REPRESENTATION, ROWS, KEY._replace(round=2, attempt=1), np.arange(4))  # a repeat costs nothing
 
 
 def test_an_accountant_that_reads_the_ledger_again_has_the_same_sum():
     lines = Lines()
     gate, rule = make_gate(0.7, sink=lines)
     for index in range(3):
-        gate.tensor("representation", ROWS, KEY._replace(round=index // 2), np.arange(4))
+        gate.tensor(REPRESENTATION, ROWS, KEY._replace(round=index // 2), np.arange(4))
     again = Accountant(DELTA)
     for record in lines.read():
         again.add(record)
@@ -139,7 +140,7 @@ def test_discrete_noise_has_at_most_the_delta_of_the_continuous_one():
 
 def test_the_summary_says_for_what_it_holds():
     gate, rule = make_gate()
-    gate.tensor("representation", ROWS, KEY, np.arange(4))
+    gate.tensor(REPRESENTATION, ROWS, KEY, np.arange(4))
     said = str(rule.summarize())
     for part in ("epsilon 4.38 if a row becomes zero", "10", "delta 1e-05", "released once", "not for a node, an edge"):
         assert part in said

@@ -11,12 +11,13 @@ from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.release import Release
 from glasu.secret import Secret
 from glasu.wire.encodings import Ring, use_for_all_kinds
+from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of
 
 M = 3
 
 
-def exchange(grids, values, kind="representation", ring=None, layer=1):
+def exchange(grids, values, kind=REPRESENTATION, ring=None, layer=1):
     """Release the values of all clients; return what each reads, and the contributions."""
     ring = ring or Ring(32, M)
     sent = [
@@ -73,7 +74,7 @@ def test_zero_and_one_are_exact_and_scores_keep_their_range():
     grids = [ColumnGrids(first_range=8.0) for _ in range(M)]
     scores = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).expand(M, 2, 2)
     for _ in range(2):
-        joint, _ = exchange(grids, scores, kind="probabilities")
+        joint, _ = exchange(grids, scores, kind=PROBABILITIES)
         assert torch.equal(joint[0], scores[0])
     assert grids[0].ranges == {}
 
@@ -83,20 +84,20 @@ def test_gradients_are_rounded_without_bias_under_the_secret_of_the_party():
     drawn = []
     for secret in (bytes(32), b"1" * 32):
         grids = ColumnGrids(first_range=4000 * 42.0, seed=Secret(secret))  # a step of 1
-        drawn.append(grids.to_integers("gradient", value, key_of(0), ring)[1])
+        drawn.append(grids.to_integers(GRADIENT, value, key_of(0), ring)[1])
         again = ColumnGrids(first_range=4000 * 42.0, seed=Secret(secret))
-        assert torch.equal(again.to_integers("gradient", value, key_of(0), ring)[1], drawn[-1])
+        assert torch.equal(again.to_integers(GRADIENT, value, key_of(0), ring)[1], drawn[-1])
         assert set(drawn[-1].unique().tolist()) == {0.0, 1.0}
         assert abs(drawn[-1].mean() - 0.3) < 4 * (0.3 * 0.7 / 4000) ** 0.5
     assert not torch.equal(*drawn)
-    nearest = ColumnGrids(first_range=42.0).to_integers("representation", value, key_of(0), ring)[1]
+    nearest = ColumnGrids(first_range=42.0).to_integers(REPRESENTATION, value, key_of(0), ring)[1]
     assert not nearest.any()
 
 
 def test_values_that_are_not_finite_are_refused_before_anything_is_sent():
     for bad in (torch.nan, torch.inf):
         with pytest.raises(TrainingError, match="not a finite number; training diverged"):
-            ColumnGrids().to_integers("representation", torch.tensor([[1.0, bad]]), key_of(0), Ring(32, M))
+            ColumnGrids().to_integers(REPRESENTATION, torch.tensor([[1.0, bad]]), key_of(0), Ring(32, M))
 
 
 def test_an_empty_tensor_is_sent_and_changes_no_range():
@@ -107,13 +108,13 @@ def test_an_empty_tensor_is_sent_and_changes_no_range():
 def test_without_agreed_keys_nothing_is_released():
     release = Release(use_for_all_kinds(Ring(32, M)))
     with pytest.raises(ProtocolError, match="have not agreed on keys; nothing was sent"):
-        release.tensor("representation", torch.ones(2, 2), key_of(0))
+        release.tensor(REPRESENTATION, torch.ones(2, 2), key_of(0))
     assert release.ledger.list_totals() == []
 
 
 def test_the_integers_stay_below_the_levels_of_a_party():
     ring = Ring(8, M)
-    numbers, _ = ColumnGrids(first_range=1.0).to_integers("representation", normal()[0] * 9, key_of(0), ring)
+    numbers, _ = ColumnGrids(first_range=1.0).to_integers(REPRESENTATION, normal()[0] * 9, key_of(0), ring)
     assert numbers.min() >= 0
     assert numbers.max() < ring.levels
     assert numbers.dtype == np.uint8

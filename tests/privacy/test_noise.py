@@ -26,11 +26,12 @@ from glasu.privacy.noise import (
 )
 from glasu.secret import Secret
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import PROBABILITIES, REPRESENTATION
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
 SECRET = b"a secret of thirty-two bytes ..."
 NODES = np.array([4, 9, 2])
-NOISE = RowNoise(Mechanism(1.0, 0.5), "representation", SECRET)
+NOISE = RowNoise(Mechanism(1.0, 0.5), REPRESENTATION, SECRET)
 ROWS = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 8)))
 
 
@@ -134,7 +135,7 @@ def test_another_place_has_other_noise(change):
 @pytest.mark.parametrize(
     "noise",
     [
-        replace(NOISE, kind="probabilities"),
+        replace(NOISE, kind=PROBABILITIES),
         replace(NOISE, secret=SECRET[::-1]),
         replace(NOISE, mechanism=Mechanism(1.0, 0.5 + 2**-40)),  # the same grid
         replace(NOISE, mechanism=Mechanism(1.0 + 2**-40, 0.5)),

@@ -16,12 +16,13 @@ from glasu.model.task import Targets
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.release import Clip, Protection, Release
 from glasu.protocol.client import Client
-from glasu.protocol.update import local_update
+from glasu.protocol.update import Others, local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
 from glasu.wire import ids
 from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.ledgers import Lines
 from support.perturbations import Rounding, row_noise
 
@@ -56,7 +57,7 @@ def noisy_release() -> Release:
 
 def test_a_plain_release_sends_the_tensor_as_it_is():
     value = torch.randn(4, 3)
-    sent = Release(use_for_all_kinds(Plain())).tensor("representation", value, KEY)
+    sent = Release(use_for_all_kinds(Plain())).tensor(REPRESENTATION, value, KEY)
     assert sent.payload.dtype == "<f4"
     np.testing.assert_array_equal(sent.payload, value.numpy())
     assert torch.equal(sent.value, value)
@@ -65,7 +66,7 @@ def test_a_plain_release_sends_the_tensor_as_it_is():
 def test_a_tensor_is_clipped_then_noised_then_rounded():
     value = 3 * torch.randn(4, 3)
     expected = Rounding(8)(row_noise(0.1, secret=SECRET).perturb(Clip(1.0)(value), KEY, NODES)[0], KEY)
-    assert torch.equal(noisy_release().tensor("representation", value, KEY, NODES).value, expected)
+    assert torch.equal(noisy_release().tensor(REPRESENTATION, value, KEY, NODES).value, expected)
     assert not torch.allclose(expected, value)
 
 
@@ -73,12 +74,12 @@ def test_a_tensor_is_clipped_then_noised_then_rounded():
 def test_what_a_client_keeps_as_sent_is_what_the_receiver_decodes(encoding):
     value = 3 * torch.randn(4, 3)
     release = make_release(encoding, Protection(Clip(1.0), row_noise(0.1, secret=SECRET)))
-    sent = release.tensor("representation", value, KEY, NODES)
+    sent = release.tensor(REPRESENTATION, value, KEY, NODES)
     travelled = np.frombuffer(sent.payload.tobytes(), sent.payload.dtype).reshape(sent.payload.shape)
     np.testing.assert_array_equal(sent.value.numpy(), encoding.decode(travelled))
 
 
-@pytest.mark.parametrize("kind", ["representation", "gradient", "probabilities"])
+@pytest.mark.parametrize("kind", [REPRESENTATION, GRADIENT, PROBABILITIES])
 def test_each_kind_of_tensor_travels_in_its_own_encoding(kind):
     encodings = {**use_for_all_kinds(Plain()), kind: BFloat16()}
     dtypes = {each: Release(encodings).tensor(each, torch.randn(2, 3), KEY).payload.dtype.str for each in encodings}
@@ -88,7 +89,7 @@ def test_each_kind_of_tensor_travels_in_its_own_encoding(kind):
 @pytest.mark.parametrize(("encoding", "size"), [(Plain(), 40 * 4), (BFloat16(), 40 * 2), (Int8(4), 10 * (4 + 4))])
 def test_the_ledger_counts_the_bytes_that_travel(encoding, size):
     release = Release(use_for_all_kinds(encoding))
-    release.tensor("representation", torch.randn(10, 4), KEY)
+    release.tensor(REPRESENTATION, torch.randn(10, 4), KEY)
     assert [(row["rows"], row["bytes"]) for row in release.ledger.list_totals()] == [(10, size)]
 
 
@@ -96,14 +97,14 @@ def test_what_int8_cannot_say_does_not_leave_the_gate_and_is_not_in_the_ledger()
     release, value = Release(use_for_all_kinds(Int8(3))), torch.randn(4, 3)
     value[2, 1] = torch.nan
     with pytest.raises(TrainingError, match=r"training round 3 layer 1 .* client 0: .* not a finite number"):
-        release.tensor("representation", value, KEY)
+        release.tensor(REPRESENTATION, value, KEY)
     assert release.ledger.list_totals() == []
 
 
 def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
     value = torch.randn(4, 3)
     for encoding, faithful in ((Plain(), True), (BFloat16(), False), (Int8(3), False)):
-        sent = Release(use_for_all_kinds(encoding)).tensor("representation", value, KEY)
+        sent = Release(use_for_all_kinds(encoding)).tensor(REPRESENTATION, value, KEY)
         assert torch.equal(sent.value, value) == faithful
         torch.testing.assert_close(sent.value, value, rtol=0, atol=float(value.abs().max()) / 127)
 
@@ -111,7 +112,7 @@ def test_a_lossy_encoding_changes_what_was_sent_and_a_faithful_one_does_not():
 def test_extracting_from_what_was_sent_leaves_exactly_the_others_part():
     """Extracting from the clean tensor would leave a part of the own noise among the others."""
     own, other = torch.randn(2, 4, 3)
-    sent, theirs = (noisy_release().tensor("representation", tensor, KEY, NODES) for tensor in (own, other))
+    sent, theirs = (noisy_release().tensor(REPRESENTATION, tensor, KEY, NODES) for tensor in (own, other))
     joint = torch.from_numpy((sent.payload + theirs.payload) / 2)
     torch.testing.assert_close(Mean(2, 0).extract_others(joint, sent.value), theirs.value / 2)
     assert not torch.allclose(Mean(2, 0).extract_others(joint, own), theirs.value / 2, atol=1e-3)
@@ -131,7 +132,7 @@ class Opposite:
 def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution():
     encoding, values = Plain("fp64"), torch.randint(-99, 99, (2, 4, 3)).double() / 8
     gates = [make_release(encoding, Protection(masking=Opposite(sign))) for sign in (1, -1)]
-    sent = [gate.tensor("representation", value, KEY) for gate, value in zip(gates, values, strict=True)]
+    sent = [gate.tensor(REPRESENTATION, value, KEY) for gate, value in zip(gates, values, strict=True)]
     (mean,) = encoding.combine([each.payload for each in sent], 2, [KEY])
     np.testing.assert_array_equal(mean, values.mean(dim=0))
     for each, value in zip(sent, values, strict=True):
@@ -142,26 +143,26 @@ def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution(
 
 
 def test_only_the_kinds_that_have_a_masking_are_masked_and_the_ledger_says_which():
-    gate = Release(use_for_all_kinds(Plain("fp64")), {"representation": Protection(masking=Opposite(1))})
+    gate = Release(use_for_all_kinds(Plain("fp64")), {REPRESENTATION: Protection(masking=Opposite(1))})
     value = torch.ones(2, 2)
-    for kind in ("gradient", "probabilities"):
+    for kind in (GRADIENT, PROBABILITIES):
         assert (gate.tensor(kind, value, KEY).payload == 1).all()
-    gate.tensor("representation", value, KEY)
+    gate.tensor(REPRESENTATION, value, KEY)
     found = {row["kind"]: row["protection"] for row in gate.ledger.list_totals()}
     assert found == {"gradient": "none", "probabilities": "none", "representation": "masks"}
 
 
 def test_each_kind_of_tensor_has_its_own_clip_and_noise():
     protections = {
-        "representation": Protection(Clip(0.5), row_noise(0.1, 0.5)),
-        "gradient": Protection(Clip(2.0)),
-        "probabilities": Protection(noise=row_noise(0.3)),
+        REPRESENTATION: Protection(Clip(0.5), row_noise(0.1, 0.5)),
+        GRADIENT: Protection(Clip(2.0)),
+        PROBABILITIES: Protection(noise=row_noise(0.3)),
     }
     gate, value = Release(use_for_all_kinds(Plain()), protections), 5 * torch.randn(4, 3)
     expected = {
-        "representation": row_noise(0.1, 0.5).perturb(Clip(0.5)(value), KEY, NODES)[0],
-        "gradient": Clip(2.0)(value),
-        "probabilities": row_noise(0.3).perturb(value, KEY, NODES)[0],
+        REPRESENTATION: row_noise(0.1, 0.5).perturb(Clip(0.5)(value), KEY, NODES)[0],
+        GRADIENT: Clip(2.0)(value),
+        PROBABILITIES: row_noise(0.3).perturb(value, KEY, NODES)[0],
     }
     for kind, wanted in expected.items():
         assert torch.equal(gate.tensor(kind, value, KEY, NODES).value, wanted)
@@ -173,13 +174,13 @@ def test_each_kind_of_tensor_has_its_own_clip_and_noise():
     }
     assert torch.equal(gate.clip(value), Clip(0.5)(value))  # LocalUpdate clips representations only
     assert not gate.transparent
-    assert Release(gate.encodings, {"gradient": protections["representation"]}).transparent
+    assert Release(gate.encodings, {GRADIENT: protections[REPRESENTATION]}).transparent
 
 
 def test_a_released_tensor_has_no_gradient_and_the_own_one_stays_as_it_was():
     value = (3 * torch.randn(4, 3)).requires_grad_()
     before = value.detach().clone()
-    sent = noisy_release().tensor("representation", value, KEY, NODES)
+    sent = noisy_release().tensor(REPRESENTATION, value, KEY, NODES)
     assert not sent.value.requires_grad
     assert torch.equal(value.detach(), before)
 
@@ -208,8 +209,8 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ],
 )
 def test_the_protection_names_what_was_done_in_its_order(release, name):
-    assert release.find_protection("representation").name == name
-    release.tensor("representation", torch.ones(2, 2), KEY, NODES[:2])
+    assert release.find_protection(REPRESENTATION).name == name
+    release.tensor(REPRESENTATION, torch.ones(2, 2), KEY, NODES[:2])
     assert release.ledger.list_totals()[0]["protection"] == name
 
 
@@ -271,14 +272,14 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
     batch = client.learner.gather(
         Sample(0, (nodes, nodes), (client.learner.sampler.draw(nodes, 0, 0),), Targets.of_nodes(nodes))
     )
-    others = {1: torch.randn(6, 5, dtype=torch.float64)}
+    others = Others(client.learner.aggregation, {1: torch.randn(6, 5, dtype=torch.float64)})
     client.learner.optimizer.step = lambda parts: None
     loss = advance(local_update(client, batch, client.learner.step(batch, 0), others)).value
 
     partial = client.learner.model.layers[0](batch.features, None, batch.blocks[0]).relu()
     assert partial.norm(dim=1).max() > 0.3
     clipped = torch.stack([0.3 * row / row.norm() if row.detach().norm() > 0.3 else row for row in partial])
-    logits = client.learner.model.classifier(others[1] + clipped / 2)
+    logits = client.learner.model.classifier(others.parts[1] + clipped / 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(nodes % 3))
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     weight = client.learner.model.layers[0].linear.weight
@@ -291,8 +292,8 @@ def test_the_loss_of_a_local_update_is_that_of_the_clipped_partial():
 def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
     release = noisy_release()
     for key in (KEY, KEY._replace(round=4), KEY._replace(layer=3)):
-        release.tensor("representation", torch.ones(5, 2), key, np.arange(5))
-    release.tensor("gradient", torch.ones(5, 2), KEY._replace(phase=Phase.BACKWARD), np.arange(5))
+        release.tensor(REPRESENTATION, torch.ones(5, 2), key, np.arange(5))
+    release.tensor(GRADIENT, torch.ones(5, 2), KEY._replace(phase=Phase.BACKWARD), np.arange(5))
     rows = {(row["phase"], row["kind"], row["layer"]): row for row in release.ledger.list_totals()}
     assert {key: (row["releases"], row["rows"], row["bytes"]) for key, row in rows.items()} == {
         ("training", "representation", 1): (2, 10, 80),
@@ -304,7 +305,7 @@ def test_the_ledger_adds_up_by_phase_kind_layer_and_protection():
 
 def test_two_gates_share_no_ledger():
     first, second = Release(use_for_all_kinds(Plain())), Release(use_for_all_kinds(Plain()))
-    first.tensor("representation", torch.ones(1, 1), KEY)
+    first.tensor(REPRESENTATION, torch.ones(1, 1), KEY)
     assert first.ledger.length == 1
     assert second.ledger.list_totals() == []
     assert second.ledger.length == 0
@@ -313,7 +314,7 @@ def test_two_gates_share_no_ledger():
 def test_the_ledger_gets_the_digest_of_the_sent_bytes():
     lines = Lines()
     release = Release(use_for_all_kinds(Plain()), ledger=Ledger(lines))
-    sent = release.tensor("representation", torch.arange(6.0).view(3, 2), KEY)
+    sent = release.tensor(REPRESENTATION, torch.arange(6.0).view(3, 2), KEY)
     sets = release.node_sets([np.array([3, 4, 200])], KEY)
     losses = release.numbers("losses", [0.5], KEY)
     contents = [sent.payload.tobytes(), ids.encode(sets[0]).tobytes(), losses.tobytes()]

@@ -74,7 +74,7 @@ def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
     for message in seen.of(Partial, Gradient, Scores, Joint, JointGradient):
         assert message.value.dtype == np.dtype("<u8")
         assert message.value.shape[1] == SHAPE_WORDS + 2 * CKKS.degree
-    (secret,) = {client.release.hiding.cipher.secret for client in done.clients}
+    (secret,) = {client.release.sums.hiding.cipher.secret for client in done.clients}
     arrays = [getattr(each, field.name) for each in seen.messages for field in dataclasses.fields(each)[1:]]
     content = b"".join(array.tobytes() for array in arrays if isinstance(array, np.ndarray))
     assert not any(secret[start : start + 32] in content for start in range(0, len(secret), 4096))
@@ -87,7 +87,7 @@ def test_the_server_sees_neither_numbers_nor_the_key_nor_scores(keys):
 def test_every_attempt_has_a_new_key():
     config, parties = tiny(num_rounds=1)
     first, second = (
-        simulate(parties, use_encryption(config)).clients[1].release.hiding.cipher.secret for _ in range(2)
+        simulate(parties, use_encryption(config)).clients[1].release.sums.hiding.cipher.secret for _ in range(2)
     )
     assert first != second
 

@@ -21,6 +21,7 @@ from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import BFloat16, Int8, Plain, make_encodings
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT, REPRESENTATION
 from support.monolith import identical, run, settings, tiny_parties
 from support.spies import run_with_spies
 
@@ -52,7 +53,7 @@ def record_traffic(config, parties=None, **keys):
 def test_the_server_rounds_the_mean_of_what_was_sent_once_and_everyone_gets_the_same_bytes(precision):
     config = quick(precision=precision)
     seen, _ = record_traffic(config, scatter=3)
-    encoding = make_encodings(config)["representation"]
+    encoding = make_encodings(config)[REPRESENTATION]
     assert len(seen[Partial]) == 2 * 2 + 2 * 2  # two rounds and two evaluations of two layers
     for about, partials in seen[Partial].items():
         sent = [encoding.decode(partials[client]) for client in range(M)]
@@ -84,7 +85,7 @@ def test_the_label_owners_gradient_reaches_everyone_as_it_was_sent(precision):
 def test_gradients_are_rounded_by_numbers_of_their_own_message(aggregation):
     config = quick(backward="joint", aggregation=aggregation)
     seen, _ = record_traffic(config, scatter=3)
-    encoding = make_encodings(config)["gradient"]
+    encoding = make_encodings(config)[GRADIENT]
     assert encoding.stochastic
     for about, gradients in seen[Gradient].items():
         total = sum(encoding.decode(gradients[client]) for client in range(M))
@@ -120,7 +121,7 @@ def test_all_clients_continue_with_the_same_bits_and_extract_what_they_sent(aggr
         return message
 
     _, spies = run_with_spies(config, tiny_parties(), scatter=4, carry=carry)
-    encoding = make_encodings(config)["representation"]
+    encoding = make_encodings(config)[REPRESENTATION]
     for index, (t, layer) in enumerate([(0, 1), (0, 3), (1, 1), (1, 3)]):
         joints = [spy.extracted[index][0] for spy in spies]
         assert all(torch.equal(joint, joints[0]) for joint in joints)
@@ -209,7 +210,7 @@ def test_the_server_needs_little_more_memory_than_its_answer(precision, what):
     config = quick(precision=precision, hidden=hidden)
     rows = config.wire.chunk_rows
     server = Server(config, "abc", Sizes(1, 1, 1), bytes(12))
-    kind, message = ("representation", Partial) if what == "aggregate" else ("gradient", Gradient)
+    kind, message = (REPRESENTATION, Partial) if what == "aggregate" else (GRADIENT, Gradient)
     value = np.ones((rows, hidden), np.float32)
     keys = [Key(run=bytes(12), phase=Phase.TRAINING, client=client) for client in range(M)]
     messages = [message(key, server.shapes.encodings[kind].encode(value, key)) for key in keys]
@@ -273,7 +274,7 @@ def test_the_server_knows_the_width_even_if_all_clients_send_another(precision):
     def carry(message):
         if not isinstance(message, Partial):
             return message
-        encoding = make_encodings(quick(precision=precision))["representation"]
+        encoding = make_encodings(quick(precision=precision))[REPRESENTATION]
         value = encoding.encode(np.ones((24, 2 * HIDDEN)), message.key)
         return dataclasses.replace(message, value=value)
 

@@ -18,6 +18,7 @@ from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.encodings import Integers, Plain, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import CHANGE, REPRESENTATION
 from support.monolith import identical, run, settings, tiny_parties
 from support.spies import run_with_spies
 
@@ -112,13 +113,13 @@ def minimise(rounds, bits, *, feedback):
     target = torch.from_numpy(rng.standard_normal((20, HIDDEN)))
     values = [torch.from_numpy(rng.standard_normal((20, HIDDEN))) for _ in range(M)]
     integers = Integers(HIDDEN, bits, M)
-    encodings = {**use_for_all_kinds(Plain("fp64")), "change": integers}
+    encodings = {**use_for_all_kinds(Plain("fp64")), CHANGE: integers}
     gates = [Release(encodings, feedback=True) for _ in range(M)]
     step = float(target.abs().max()) / integers.largest
     for t in range(rounds):
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=t, layer=1)
         if feedback:
-            kind = "change" if t else "representation"
+            kind = CHANGE if t else REPRESENTATION
             sent = [gate.tensor(kind, value, key) for gate, value in zip(gates, values, strict=True)]
             (answer,) = encodings[kind].combine([each.payload for each in sent], M, [key])
             joint = gates[0].read(kind, key, answer, sent=sent[0])
@@ -158,11 +159,11 @@ def test_a_grid_of_32_bits_gives_plain_training_up_to_rounding(keys):
 
 
 def test_values_outside_of_the_grid_are_counted_and_come_later():
-    gate = Release({**use_for_all_kinds(Plain()), "change": Integers(1, 2, 1)}, feedback=True)
+    gate = Release({**use_for_all_kinds(Plain()), CHANGE: Integers(1, 2, 1)}, feedback=True)
     value = torch.ones(4, 1)
     for t, wanted in enumerate([1.0] + 12 * [100.0]):
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=t, layer=1)
-        kind = "change" if t else "representation"
+        kind = CHANGE if t else REPRESENTATION
         sent = gate.tensor(kind, wanted * value, key)
         joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0], sent=sent)
         torch.testing.assert_close(joint, sent.value)
@@ -171,10 +172,10 @@ def test_values_outside_of_the_grid_are_counted_and_come_later():
 
 
 def test_a_column_that_was_constant_can_change_again():
-    gate = Release({**use_for_all_kinds(Plain()), "change": Integers(2, 4, 1)}, feedback=True)
+    gate = Release({**use_for_all_kinds(Plain()), CHANGE: Integers(2, 4, 1)}, feedback=True)
     for t in range(60):
         key = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=t, layer=1)
-        kind = "change" if t else "representation"
+        kind = CHANGE if t else REPRESENTATION
         value = torch.tensor([[float(np.sin(t)), float(t >= 40)]] * 3)
         sent = gate.tensor(kind, value, key)
         joint = gate.read(kind, key, gate.encodings[kind].combine([sent.payload], 1, [key])[0], sent=sent)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from glasu.errors import ProtocolError
 from glasu.protocol.fields import Content, FlagField, NodeSetsField, NumbersField, TensorField
 from glasu.protocol.messages import MESSAGES
+from glasu.wire.tensor_kinds import GRADIENT
 from support.messages import values_of
 
 quick = hypothesis_settings(deadline=None, max_examples=60)
@@ -79,7 +80,7 @@ def test_sections_of_any_form_raise_no_other_exception_than_a_protocol_error(nam
 
 def test_a_tensor_is_a_matrix_and_everything_else_a_vector():
     vector, matrix = np.zeros(2), np.zeros((2, 1))
-    tensor, numbers = TensorField("gradient", lambda shapes: 1), NumbersField("loss", lambda shapes: 1)
+    tensor, numbers = TensorField(GRADIENT, lambda shapes: 1), NumbersField("loss", lambda shapes: 1)
     assert tensor.from_sections([matrix]) is matrix
     assert numbers.from_sections([vector]) is vector
     with pytest.raises(ProtocolError, match="0 columns: expected one or more"):

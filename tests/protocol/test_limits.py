@@ -17,6 +17,7 @@ from glasu.protocol.message_bytes import decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Joint, Message, Partial, Proposal, Waiting
 from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Phase
+from glasu.wire.tensor_kinds import REPRESENTATION
 from support.messages import KEY, largest, make_valid_values
 from support.monolith import run, settings, tiny_parties
 
@@ -163,4 +164,4 @@ def test_the_limits_of_a_run_follow_its_settings():
         "chunk_rows": 9,
         "num_clients": 4,
     }
-    assert found.encodings["representation"].row_bytes(7) == np.dtype("<f8").itemsize * 7
+    assert found.encodings[REPRESENTATION].row_bytes(7) == np.dtype("<f8").itemsize * 7

@@ -16,7 +16,7 @@ import glasu
 from glasu.errors import ProtocolError
 from glasu.protocol import messages
 from glasu.protocol.fields import HEADER, SECTION, NumbersField
-from glasu.protocol.message_bytes import CODES, DTYPES, TAGS, VERSION, compute_format_number, decode, encode
+from glasu.protocol.message_bytes import CODES, TAGS, VERSION, compute_format_number, decode, encode
 from glasu.protocol.messages import (
     MESSAGES,
     Losses,
@@ -29,7 +29,7 @@ from glasu.protocol.messages import (
     Waiting,
 )
 from glasu.runtime.telemetry import TrafficCounter
-from glasu.wire.encodings import BFloat16, Int8
+from glasu.wire.encodings import DTYPES, BFloat16, Int8
 from glasu.wire.message_key import Phase
 from support.messages import KEY, any_message, messages_of, sample_messages
 

@@ -7,10 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from glasu import registry
 from glasu.config import RunConfig, list_candidates, resolve
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, Splits
 from glasu.errors import ConfigError
+from glasu.model.draw_estimates import DrawEstimate
+from glasu.model.sampler import Neighbor, Sampler
 from glasu.runtime.memory import DRAW_OVERHEAD, check_memory, estimate_samples
 from support.monolith import run
 from support.tiny import settings, tiny_parties
@@ -89,6 +92,31 @@ def test_a_party_without_labels_expects_any_nodes_in_a_batch_of_all_training_nod
     config = settings(labels="b", sampler="neighbor", batch_size=0, num_layers=1, aggregation_layers=(0,))
     other, owner, _ = tiny_parties(num_nodes=600, owner="b")  # 300 nodes are training nodes
     assert estimate_samples(config, other) > 1.5 * estimate_samples(config, owner)
+
+
+class FewNodes(Neighbor):
+    """States its own estimate: seven nodes more in each layer, and 100 numbers."""
+
+    @classmethod
+    def estimate_draw(cls, train, counts, num_targets, *, constant_batch):
+        return DrawEstimate(num_targets + 7, 100)
+
+
+class Unknown(Neighbor):
+    """States no estimate of its own."""
+
+    estimate_draw = Sampler.estimate_draw
+
+
+def test_the_estimate_of_a_registered_sampler_decides_and_without_one_a_draw_has_the_whole_graph():
+    registry.register("sampler", "few-nodes", FewNodes)
+    registry.register("sampler", "unknown", Unknown)
+    party, keys = tiny_parties(num_nodes=600, degree=10)[0], {"batch_size": 4, "fanout": 2, "aggregation_layers": (3,)}
+    few = estimate_samples(settings(sampler="few-nodes", prefetch=0, **keys), party)
+    assert few == 8 * 4 + 4 * (8 * 100 + DRAW_OVERHEAD)  # the batch, and a draw for each of four layers
+    whole = estimate_samples(settings(sampler="unknown", prefetch=0, **keys), party)
+    assert whole > 3 * 8 * (2 * 600 + 2 * party.graph.num_edges)  # three lower layers read all nodes
+    assert whole > estimate_samples(settings(sampler="neighbor", prefetch=0, **keys), party)
 
 
 def make_large_party(num_nodes, num_edges):

@@ -13,6 +13,7 @@ from glasu.protocol.requests import RoundDone
 from glasu.runtime.simulation import make_clients, train
 from glasu.secret import Secret
 from glasu.wire.message_key import Phase
+from glasu.wire.tensor_kinds import GRADIENT
 from support.kits import secrets_of, simulate_with_secrets
 from support.tiny import assert_same_run, settings, simulate, tiny, tiny_parties
 
@@ -96,9 +97,9 @@ def test_stochastic_rounding_is_private_at_a_client_and_readers_need_no_secret()
     value = torch.linspace(-1, 1, 60).reshape(10, 6)
     first, other, public = (clients_of(config, secrets)[0].release for secrets in (SECRETS, OTHERS, {}))
     key = clients_of(config, {})[0].identity.key(Phase.BACKWARD, 0, 3)
-    sent = [release.tensor("gradient", value, key).payload for release in (first, other, public)]
+    sent = [release.tensor(GRADIENT, value, key).payload for release in (first, other, public)]
     assert not any(np.array_equal(sent[one], sent[two]) for one, two in ((0, 1), (0, 2), (1, 2)))
-    assert torch.equal(*(release.read("gradient", key, sent[0]) for release in (first, public)))
+    assert torch.equal(*(release.read(GRADIENT, key, sent[0]) for release in (first, public)))
 
 
 def test_batches_and_the_validation_subset_are_common():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glasu.privacy.noise import Mechanism, RowNoise
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import REPRESENTATION, TensorKind
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Rounding:
 
 
 def row_noise(
-    deviation: float, clip: float = 1.0, secret: bytes = b"a secret", kind: str = "representation"
+    deviation: float, clip: float = 1.0, secret: bytes = b"a secret", kind: TensorKind = REPRESENTATION
 ) -> RowNoise:
     """Return noise with this deviation."""
     return RowNoise(Mechanism(clip, deviation / clip), kind, secret)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from glasu.ckks_parameters import CKKS
 from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
+from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of, use_encryption
 from support.tiny import tiny
 
@@ -79,9 +80,9 @@ def test_ciphertexts_cannot_be_divided_by_rows():
 @pytest.mark.parametrize(("precision", "bits"), [("fp32", 32), ("bf16", 16), ("int8", 8)])
 def test_ciphertexts_carry_the_integers_of_the_ring_of_the_precision(precision, bits):
     encodings = make_encodings(use_encryption(tiny(precision=precision)[0]))
-    found = {kind: encodings[kind] for kind in ("representation", "gradient", "probabilities")}
+    found = {kind: encodings[kind] for kind in (REPRESENTATION, GRADIENT, PROBABILITIES)}
     assert found == {
-        "representation": Ciphertexts(bits, 3),
-        "gradient": Ciphertexts(bits, 3),
-        "probabilities": Ciphertexts(32, 3),
+        REPRESENTATION: Ciphertexts(bits, 3),
+        GRADIENT: Ciphertexts(bits, 3),
+        PROBABILITIES: Ciphertexts(32, 3),
     }

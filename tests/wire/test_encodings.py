@@ -11,10 +11,22 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from glasu import registry
 from glasu.config import RunConfig
-from glasu.errors import TrainingError
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, find_compute_dtype, make_encodings, use_for_all_kinds
+from glasu.errors import ConfigError, TrainingError
+from glasu.wire.encodings import (
+    DTYPES,
+    BFloat16,
+    Encoding,
+    Int8,
+    Plain,
+    Precision,
+    find_compute_dtype,
+    make_encodings,
+    use_for_all_kinds,
+)
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 
 KEY = Key(run=bytes(12), phase=Phase.BACKWARD, client=1, round=3, layer=1)
 WIDTH = 4
@@ -285,12 +297,38 @@ def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
 def test_the_config_names_the_encodings_and_probabilities_are_never_rounded(precision, names):
     config = RunConfig().replace(wire={"precision": precision}, model={"hidden": 48}, train={"seed": 9})
     found = make_encodings(config)
-    assert [found[kind].name for kind in ("representation", "gradient", "probabilities")] == names
-    assert set(found) == {*use_for_all_kinds(Plain()), "change", "owner gradient"}
+    assert [found[kind].name for kind in (REPRESENTATION, GRADIENT, PROBABILITIES)] == names
+    assert set(found) == {*use_for_all_kinds(Plain()), CHANGE, OWNER_GRADIENT}
     assert find_compute_dtype(config) == (np.float64 if precision == "fp64" else np.float32)
     if precision == "int8":
-        assert found["representation"] == Int8(48)
-        assert found["gradient"] == Int8(48, stochastic=True, seed=9)
+        assert found[REPRESENTATION] == Int8(48)
+        assert found[GRADIENT] == Int8(48, stochastic=True, seed=9)
+
+
+class OtherDtype(Plain):
+    """The bits of floats as another dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__("fp32")
+        self.__dict__["dtype"] = np.dtype(dtype)
+
+
+def use_dtype(dtype: str) -> RunConfig:
+    name = f"dtype-{dtype[1:]}-{'big' if dtype[0] == '>' else 'little'}"
+    precision = Precision(lambda config: use_for_all_kinds(OtherDtype(dtype)))
+    registry.register("encoding", name, precision)
+    return RunConfig().replace(wire={"precision": name})
+
+
+@pytest.mark.parametrize("dtype", ["<i4", "<i8", "<f2", ">f4"])
+def test_an_encoding_with_a_dtype_that_no_message_carries_is_refused_with_the_remedy(dtype):
+    with pytest.raises(ConfigError, match=f"precision='dtype.*the dtype '{dtype}'.*use one of <f4, <f8"):
+        make_encodings(use_dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_encoding_with_any_dtype_of_messages_is_accepted(dtype):
+    assert make_encodings(use_dtype(dtype))
 
 
 # The server's computations with encoded tensors

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasu.wire.encodings import Ring, make_encodings
+from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of, make_masks, use_masks
 from support.tiny import tiny
 
@@ -48,10 +49,10 @@ def test_the_server_adds_masked_integers_exactly_for_any_parties_and_chunks(case
 @pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("int8", 1)])
 def test_the_ring_is_as_wide_as_the_precision_and_scores_have_32_bits(precision, size):
     encodings = make_encodings(use_masks(tiny(precision=precision)[0]))
-    assert {kind: encodings[kind].row_bytes(10) for kind in ("representation", "gradient", "probabilities")} == {
-        "representation": 10 * size,
-        "gradient": 10 * size,
-        "probabilities": 40,
+    assert {kind: encodings[kind].row_bytes(10) for kind in (REPRESENTATION, GRADIENT, PROBABILITIES)} == {
+        REPRESENTATION: 10 * size,
+        GRADIENT: 10 * size,
+        PROBABILITIES: 40,
     }
 
 

@@ -31,6 +31,7 @@ from glasu.model.blocks import (
     draw_shared,
     thin_draw,
 )
+from glasu.model.draw_estimates import DrawEstimate, EdgeCounts
 from glasu.model.task import Targets
 from glasu.randomness import EVERYONE, SPARSE, Stream, draw_distinct, split_key
 from glasu.secret import Secret
@@ -109,6 +110,20 @@ class Sampler(ABC):
             layer: l.
             purpose: training and evaluation draw from different streams.
         """
+
+    @classmethod
+    def estimate_draw(
+        cls, train: TrainConfig, counts: EdgeCounts, num_targets: int, *, constant_batch: bool
+    ) -> DrawEstimate:
+        """Estimate the size of a draw in training. A subclass that draws less than all nodes and edges overrides it.
+
+        Args:
+            train: the settings.
+            counts: the edges of the client's graph.
+            num_targets: |S[l+1]|.
+            constant_batch: whether all rounds have the same batch.
+        """
+        return DrawEstimate.of_edges(num_targets, counts.num_nodes, counts.count_entering(num_targets))
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         """Build the block between S[l+1] = `targets` and the agreed S[l] = `nodes`."""
@@ -193,6 +208,15 @@ class FullGraph(Sampler):
             kept = self._draws[everything] = (targets, draw_all(self.graph, targets))
         return kept[1]
 
+    @classmethod
+    def estimate_draw(
+        cls, train: TrainConfig, counts: EdgeCounts, num_targets: int, *, constant_batch: bool
+    ) -> DrawEstimate:
+        nodes = counts.num_nodes
+        if constant_batch or num_targets == nodes:
+            return DrawEstimate(nodes, 0)
+        return DrawEstimate(nodes, nodes + num_targets + 1 + counts.count_entering(num_targets))  # without factors
+
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
         everything = len(targets) == len(self._everything)
         kept = self._blocks.get(everything)
@@ -237,6 +261,20 @@ class _Sampled(Sampler):
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
         """Draw edges into S[l+1] = `targets` with a key."""
 
+    @classmethod
+    def estimate_draw(
+        cls, train: TrainConfig, counts: EdgeCounts, num_targets: int, *, constant_batch: bool
+    ) -> DrawEstimate:
+        nodes, edges = cls._estimate_edges(train, counts, num_targets)
+        if train.max_nodes and nodes > (limit := max(num_targets, train.max_nodes)):
+            nodes, edges = limit, edges * limit // nodes
+        return DrawEstimate.of_edges(num_targets, nodes, edges)
+
+    @classmethod
+    @abstractmethod
+    def _estimate_edges(cls, train: TrainConfig, counts: EdgeCounts, num_targets: int) -> tuple[int, int]:
+        """Estimate the nodes and edges of a draw without `train.max_nodes`."""
+
 
 class Neighbor(_Sampled):
     """Draws from the neighbours of each node, or of the set as a whole (`train.sampling`)."""
@@ -248,6 +286,14 @@ class Neighbor(_Sampled):
         draw_edges = draw_layer if self.train.sampling == "layer" else draw_neighbors
         return draw_edges(self.graph, targets, self.train.fanout, key, self.adjacency.labels)
 
+    @classmethod
+    def _estimate_edges(cls, train: TrainConfig, counts: EdgeCounts, num_targets: int) -> tuple[int, int]:
+        if train.sampling != "layer":
+            drawn = counts.count_drawn(num_targets)
+            return min(counts.num_nodes, num_targets + drawn), drawn
+        reached = min(counts.num_nodes, num_targets + counts.count_entering(num_targets))
+        return _estimate_sources(train, counts, num_targets, reached)
+
 
 class SharedSeed(_Sampled):
     """Draws from all nodes with a seed that all clients share, so no node set is sent."""
@@ -257,6 +303,16 @@ class SharedSeed(_Sampled):
 
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
         return draw_shared(self.graph, targets, self.train.fanout, key, self.adjacency.labels)
+
+    @classmethod
+    def _estimate_edges(cls, train: TrainConfig, counts: EdgeCounts, num_targets: int) -> tuple[int, int]:
+        return _estimate_sources(train, counts, num_targets, counts.num_nodes)
+
+
+def _estimate_sources(train: TrainConfig, counts: EdgeCounts, num_targets: int, reached: int) -> tuple[int, int]:
+    """Estimate a draw from `reached` nodes, which keeps the edges from the drawn nodes."""
+    nodes = min(reached, num_targets * (1 + train.fanout))
+    return nodes, counts.count_kept(num_targets, reached, nodes)
 
 
 SAMPLERS: dict[str, type[Sampler]] = {"full": FullGraph, "neighbor": Neighbor, "shared": SharedSeed}

@@ -299,7 +299,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             digest,
             client.release.ledger,
             prepared,
-            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
+            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped}),
             losses=client.progress.losses,
             race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
         )

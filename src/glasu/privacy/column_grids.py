@@ -30,8 +30,9 @@ from glasu.secret import Secret
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.wire.encodings import Array, Kind, Ring
+    from glasu.wire.encodings import Array, Ring
     from glasu.wire.message_key import Key
+    from glasu.wire.tensor_kinds import TensorKind
 
 # By bits: r divided by the largest absolute sum of a column. Above 1, a range that is too small grows, even if only
 # one party has large values there. A wide ring has levels to spare.
@@ -59,7 +60,7 @@ class ColumnGrids:
             own = Secret(hashlib.sha256(f"glasu grid of seed {own}".encode()).digest())
         return own.derive(f"grid {key.phase.name} {key.layer}", key.round)
 
-    def to_integers(self, kind: Kind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
+    def to_integers(self, kind: TensorKind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
         """Return the integers to send, and the values that they represent.
 
         Representations are rounded to nearest. Gradients are rounded stochastically: values that are small in every
@@ -68,7 +69,7 @@ class ColumnGrids:
         half, step = _find_half(ring), self._find_steps(kind, key, value.shape, ring)
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = np.divide(value.numpy(), step, out=self._find_scratch(value.shape))
-            if kind == "gradient":
+            if kind.is_gradient:
                 numbers += _draw_uniform(self._derive_secret(key), value)
                 np.floor(numbers, out=numbers)
             else:
@@ -85,7 +86,7 @@ class ColumnGrids:
         numbers += half
         return numbers.astype(ring.number_dtype), contribution
 
-    def to_mean(self, kind: Kind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
+    def to_mean(self, kind: TensorKind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
         """Return the mean, given the sums of the integers of `num_summed` clients. The next range follows from it.
 
         Args:
@@ -100,15 +101,19 @@ class ColumnGrids:
         self.update_range(kind, key, mean, ring, num_summed)
         return as_tensor(mean)
 
-    def update_range(self, kind: Kind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
+    def update_range(self, kind: TensorKind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
         """Derive the next range from an aggregate, which all clients hold."""
-        if kind == "probabilities" or not len(mean):
+        if not (kind.has_column_ranges and len(mean)):
             return
         found = np.abs(mean).max(axis=0).astype(np.float64) * (HEADROOM[ring.bits] * num_summed)
         if (most := found.max()) > 0:  # otherwise the range stays
-            before = self.ranges.get((kind, key.layer))
+            before = self.ranges.get((kind.name, key.layer))
             least = 0.0 if before is None else before.numpy() * RANGE_DECAY
-            self.ranges[kind, key.layer] = as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
+            self.ranges[kind.name, key.layer] = as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
+
+    def list_ranges(self, kind: TensorKind) -> dict[int, Tensor]:
+        """Return the ranges of a kind of tensor, by layer."""
+        return {layer: found for (name, layer), found in self.ranges.items() if name == kind.name}
 
     def copy_ranges(self) -> Ranges:
         """Return a copy of the ranges."""
@@ -119,24 +124,24 @@ class ColumnGrids:
             self._scratch = np.empty(tuple(shape))
         return self._scratch
 
-    def _find_steps(self, kind: Kind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
-        known = self.ranges.get((kind, key.layer))
-        if known is not None and kind != "probabilities":
+    def _find_steps(self, kind: TensorKind, key: Key, shape: tuple[int, ...], ring: Ring) -> NDArray[np.float64]:
+        known = self.ranges.get((kind.name, key.layer))
+        if known is not None:
             found: NDArray[np.float64] = known.numpy() / _find_half(ring)
             return found
         return np.full(shape[1], self._find_first_range(kind, shape[0]) / _find_half(ring))
 
-    def _find_first_range(self, kind: Kind, num_rows: int) -> float:
+    def _find_first_range(self, kind: TensorKind, num_rows: int) -> float:
         """Return the range of a tensor without an earlier aggregate.
 
         A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. At a lower layer,
         the range of the layers above is already known.
         """
-        if kind == "probabilities":
+        if not kind.has_column_ranges:
             return max(self.first_range, 1.0)
-        if kind != "gradient":
+        if not kind.is_gradient:
             return self.first_range
-        above = [float(found.max()) for (other, _), found in self.ranges.items() if other == kind]
+        above = [float(found.max()) for found in self.list_ranges(kind).values()]
         return max(above, default=self.first_range / max(1, num_rows))
 
 

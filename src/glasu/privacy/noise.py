@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 from glasu.errors import TrainingError
 from glasu.privacy.ledger import ROW_DIGEST_BYTES
 from glasu.secret import Secret
-from glasu.wire.encodings import Kind
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import TensorKind
 
 if TYPE_CHECKING:  # a server reads this module, and it has no torch
     from torch import Tensor
@@ -97,7 +97,7 @@ class RowNoise:
     """Clips and perturbs the rows of one kind of tensor, as the module docstring describes."""
 
     mechanism: Mechanism
-    kind: Kind
+    kind: TensorKind
     secret: bytes = field(repr=False)
 
     @property
@@ -130,7 +130,7 @@ class RowNoise:
         """Return the secret seed of the noise of every row: the PRF of place, mechanism and clean values."""
         mechanism, columns = self.mechanism, numbers.shape[1]
         clean = np.ascontiguousarray(numbers, "<i8")
-        prefix, found = b"glasu noise\0" + self.kind.encode() + b"\0", []
+        prefix, found = b"glasu noise\0" + self.kind.name.encode() + b"\0", []
         for node, row in zip(nodes.tolist(), clean, strict=True):
             place = _ROW_PLACE.pack(
                 key.phase,

@@ -14,6 +14,7 @@ import numpy as np
 
 from glasu.errors import GlasuError
 from glasu.records import Bounds, Checked
+from glasu.wire.tensor_kinds import TENSOR_KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +69,7 @@ ProtectionName: TypeAlias = Literal[
     "hmac",
     "blinded",
 ]
-NODE_KINDS = ("representation", "change", "gradient", "probabilities")  # kinds with one row per node
+NODE_KINDS = tuple(TENSOR_KINDS)  # kinds with one row per node
 INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
 Limit = Annotated[int, Bounds(0, 2**53)]
 UNNAMED = "the policy"

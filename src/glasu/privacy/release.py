@@ -26,8 +26,9 @@ from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
 from glasu.privacy.masking import Hiding, Reveal, SumHistory
 from glasu.privacy.noise import RowNoise
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Integers, Kind, Ring, use_for_all_kinds
+from glasu.wire.encodings import Encoding, Integers, Ring, use_for_all_kinds
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, REPRESENTATION, TensorKind
 
 
 class Perturbation(Protocol):
@@ -103,7 +104,9 @@ class Protection:
 
 
 UNPROTECTED = Protection()
-ClearObserver: TypeAlias = Callable[[Kind, Key, NDArray[Any], bool], None]  # the last argument: True for an answer
+ClearObserver: TypeAlias = Callable[
+    [TensorKind, Key, NDArray[Any], bool], None
+]  # the last argument: True for an answer
 References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
@@ -118,54 +121,68 @@ def _require_integers(encoding: Encoding) -> Integers:
 
 
 @dataclass
+class HiddenSums:
+    """What a client needs to send tensors that the server adds without reading them, and to read their sums."""
+
+    grids: ColumnGrids = field(default_factory=ColumnGrids)
+    hiding: Hiding | None = None  # masks or encryption of the current attempt; None: the parties have no keys yet
+    history: SumHistory = field(default_factory=SumHistory)  # the sums that this client has read
+
+    def read(self, kind: TensorKind, key: Key, total: NDArray[Any], ring: Ring, num_summed: int) -> Tensor:
+        """Return the mean, given the sum of the integers of `num_summed` clients; enter the sum in the history."""
+        self.history = self.history.add(f"{kind} {key.phase.name} {key.round} {key.layer}", total)
+        return self.grids.to_mean(kind, total, key, ring, num_summed)
+
+
+@dataclass
 class Release:
     """Perturbs and encodes everything that a client sends, and records it in the ledger."""
 
-    encodings: Mapping[Kind, Encoding]
-    protections: Mapping[Kind, Protection] = field(default_factory=dict)  # a kind that is not listed has no protection
+    encodings: Mapping[TensorKind, Encoding]
+    protections: Mapping[TensorKind, Protection] = field(
+        default_factory=dict
+    )  # a kind that is not listed has no protection
     ledger: Ledger = field(default_factory=Ledger)
     rules: Sequence[Rule] = ()  # rules from the settings; a runtime that stores the ledger opens it with them
     enters_nodes: bool = False  # whether the ledger records the nodes of each release
     feedback: bool = False  # whether later releases of the same rows are changes
     references: References = field(default_factory=dict)
-    grids: ColumnGrids = field(default_factory=ColumnGrids)  # the grids of hidden tensors
-    hiding: Hiding | None = None  # masks or encryption of the current attempt
-    history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that this client has read
+    sums: HiddenSums = field(default_factory=HiddenSums)  # used for kinds of tensors whose encoding has a ring
     observe_clear: ClearObserver | None = None  # gets the values of hidden tensors; a transcript records them
 
-    def find_protection(self, kind: Kind) -> Protection:
+    def find_protection(self, kind: TensorKind) -> Protection:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
-        return self.protections.get("representation" if kind == "change" else kind, UNPROTECTED)
+        return self.protections.get(kind.protecting_kind, UNPROTECTED)
 
     def hide_with(self, hiding: Hiding) -> None:
         """Mask or encrypt all later releases of tensors."""
-        self.hiding = hiding
+        self.sums.hiding = hiding
         hidden = {kind: replace(self.find_protection(kind), masking=hiding) for kind in use_for_all_kinds(None)}
         self.protections = {**self.protections, **hidden}
 
     @property
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
-        exact = self.encodings["representation"].is_exact and not self.feedback
-        protection = self.find_protection("representation")
+        exact = self.encodings[REPRESENTATION].is_exact and not self.feedback
+        protection = self.find_protection(REPRESENTATION)
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
         """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
-        clip = self.find_protection("representation").clip
+        clip = self.find_protection(REPRESENTATION).clip
         return partial if clip is None else clip(partial)
 
     def clip_gradient(self, partial: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient at the clipped H_m^+[l]."""
-        clip = self.find_protection("representation").clip
+        clip = self.find_protection(REPRESENTATION).clip
         if clip is None:
             return gradient
         with torch.enable_grad():
             leaf = partial.detach().requires_grad_()
             return torch.autograd.grad(clip(leaf), leaf, gradient)[0]
 
-    def tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NDArray[np.int64] | None = None) -> Sent:
-        """Release representations, their changes, gradients or scores (kind "probabilities").
+    def tensor(self, kind: TensorKind, value: Tensor, key: Key, nodes: NDArray[np.int64] | None = None) -> Sent:
+        """Release representations, their changes, gradients or scores.
 
         Args:
             kind: the kind of tensor.
@@ -177,17 +194,17 @@ class Release:
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         contribution = None
         array: NDArray[Any] = value.numpy()
-        if kind == "change":
+        if kind.is_change:
             array, changed = find_change(self.references[_find_place(key)], value, _require_integers(encoding))
             self.references[_find_place(key)], contribution = changed, changed.own
-        elif isinstance(encoding, Ring):
+        elif encoding.ring is not None:
             if protection.masking is None:
                 raise ProtocolError(f"{key}: the parties have not agreed on keys; nothing was sent.")
-            array, contribution = self.grids.to_integers(kind, value, key, encoding)
+            array, contribution = self.sums.grids.to_integers(kind, value, key, encoding.ring)
         unmasked = encoding.encode(array, key)
         payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
         self.ledger.record(
-            kind,
+            kind.name,
             key,
             lambda: (np.ascontiguousarray(payload),),
             size=payload.nbytes,
@@ -197,13 +214,13 @@ class Release:
             **self._describe_rows(nodes, digests),
         )
         sent = Sent(payload, unmasked, encoding, contribution)
-        if isinstance(encoding, Ring):
+        if encoding.is_hidden:
             self.show_clear(kind, key, sent.value, is_answer=False)
         return sent
 
     def sealed_tensor(
         self,
-        kind: Kind,
+        kind: TensorKind,
         value: Tensor,
         key: Key,
         seal: Callable[[NDArray[Any]], Sequence[bytes]],
@@ -221,13 +238,13 @@ class Release:
         Returns:
             The tensor as its readers decode it, and the encrypted chunks.
         """
-        encoding, protection = self.encodings[kind], replace(self.find_protection("gradient"), masking=None)
+        encoding, protection = self.encodings[kind], replace(self.find_protection(kind), masking=None)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         encoded = encoding.encode(value.numpy(), key)
         parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
         chunks = seal(encoded)
         self.ledger.record(
-            "gradient",
+            kind.protecting_kind.name,
             key,
             lambda: chunks,
             size=sum(map(len, chunks)),
@@ -261,21 +278,21 @@ class Release:
             digests = np.frombuffer(digests, f"V{ROW_DIGEST_BYTES}")[order].tobytes()
         return {"nodes": nodes[order], "row_digests": digests}
 
-    def prepare_reading(self, kind: Kind, key: Key, shape: tuple[int, int | None]) -> Reveal:
+    def prepare_reading(self, kind: TensorKind, key: Key, shape: tuple[int, int | None]) -> Reveal:
         """Return the function that reads the payload of an answer, before the answer arrives."""
-        encoding = self.encodings[kind]
-        if self.hiding is None or not isinstance(encoding, Ring):
+        ring, hiding = self.encodings[kind].ring, self.sums.hiding
+        if hiding is None or ring is None:
             return lambda payload, requested: payload
-        return self.hiding.prepare_reading(key, shape, encoding)
+        return hiding.prepare_reading(key, shape, ring)
 
     def update_ranges(self, key: Key, gradient: Tensor) -> None:
         """Derive the ranges of lower layers from the label owner's gradient, which all clients hold."""
-        ring = self.encodings["gradient"]
-        if isinstance(ring, Ring):
-            self.grids.update_range("gradient", key, gradient.numpy(), ring, 1)
+        ring = self.encodings[GRADIENT].ring
+        if ring is not None:
+            self.sums.grids.update_range(GRADIENT, key, gradient.numpy(), ring, 1)
 
     def read(
-        self, kind: Kind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
+        self, kind: TensorKind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
     ) -> Tensor:
         """Return the values of an answer, which the caller has checked.
 
@@ -287,23 +304,22 @@ class Release:
             sent: the part of this client; None if it contributed nothing.
         """
         encoding = self.encodings[kind]
-        if isinstance(encoding, Ring):
-            self.history = self.history.add(f"{kind} {key.phase.name} {key.round} {key.layer}", payload)
-            mean = self.grids.to_mean(kind, payload, key, encoding, num_summed)
+        if encoding.ring is not None:
+            mean = self.sums.read(kind, key, payload, encoding.ring, num_summed)
             self.show_clear(kind, key, mean, is_answer=True)
             return mean
         decoded = encoding.answer.decode(payload)
-        if kind == "change":
+        if kind.is_change:
             changed = apply_change(self.references[_find_place(key)], decoded, _require_integers(encoding))
             self.references[_find_place(key)] = changed
             return changed.joint.detach()  # a separate tensor, because a step makes it a leaf of autograd
         value = torch.from_numpy(decoded)
-        if kind == "representation" and self.feedback and sent is not None:
-            integers = _require_integers(self.encodings["change"])
+        if kind.starts_reference and self.feedback and sent is not None:
+            integers = _require_integers(self.encodings[CHANGE])
             self.references[_find_place(key)] = start_reference(sent.value, value.detach(), integers)
         return value
 
-    def show_clear(self, kind: Kind, key: Key, value: Tensor, *, is_answer: bool) -> None:
+    def show_clear(self, kind: TensorKind, key: Key, value: Tensor, *, is_answer: bool) -> None:
         """Pass the values of a hidden tensor, which this client sent or read, to the observer if there is one."""
         if self.observe_clear is not None:
             self.observe_clear(kind, key, value.numpy(), is_answer)

@@ -19,10 +19,11 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import Mean
 from glasu.model.propagation import propagate
 from glasu.privacy.masking import Requested
-from glasu.protocol.chunks import IncomingRows, exchange_rows
+from glasu.protocol.chunks import Chunk, answer_rows, exchange_rows
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import PROBABILITIES
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
@@ -56,7 +57,7 @@ def client_average(
     task, sent = client.learner.task, None
     if own is not None:
         known = nodes if task.examples_are_nodes else None  # the ledger counts releases per node
-        sent = client.release_tensor("probabilities", torch.from_numpy(own), key, known)
+        sent = client.release_tensor(PROBABILITIES, torch.from_numpy(own), key, known)
     shape = len(nodes), num_columns if own is None else own.shape[1]
     mean = (yield from exchange_rows(client, key, (Scores, JointScores), sent, shape, requested=requested)).numpy()
     if error := task.find_score_error(mean):
@@ -83,20 +84,20 @@ def server_average(
         present: the clients that send probabilities, if not all.
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
-    encoding = server.shapes.encodings["probabilities"]
+    encoding = server.shapes.encodings[PROBABILITIES]
     senders = present if server.identity.owner < 0 else [server.identity.owner]
-    incoming = IncomingRows(server, Scores, key, num_rows, senders, from_any=from_any)
-    while not incoming.is_complete:
-        scores = yield from incoming.receive()
+
+    def average(scores: Chunk) -> Broadcast | Scatter:
         aggregation = Mean(len(scores.tensors))  # scores are averaged even if layers concatenate
         mean = aggregation.combine_partials(encoding, scores.payloads, scores.key, scores.first_row)
         scores.check_answer(mean)
         if requested is None:
-            yield Broadcast(JointScores(scores.key, mean))
-            continue
-        masks = [mask[scores.first_row : incoming.num_rows] for mask in requested]
+            return Broadcast(JointScores(scores.key, mean))
+        masks = [mask[scores.first_row : scores.first_row + scores.num_rows] for mask in requested]
         pairs = zip(server.make_client_keys(scores.key), masks, strict=True)
-        yield Scatter(tuple(JointScores(own, encoding.answer.select_rows(mean, mask)) for own, mask in pairs))
+        return Scatter(tuple(JointScores(own, encoding.answer.select_rows(mean, mask)) for own, mask in pairs))
+
+    yield from answer_rows(server, Scores, key, average, num_rows, senders, from_any=from_any)
 
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:

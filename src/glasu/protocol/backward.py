@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import IncomingRows, PendingBatch, exchange_rows
+from glasu.protocol.chunks import Chunk, PendingBatch, answer_rows, exchange_rows
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import check_loss, local_update, walk_backward
+from glasu.protocol.update import Others, check_loss, local_update, walk_backward
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +51,10 @@ def client_joint_round(
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
-    others: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
-    from_others: dict[int, Tensor] = {}  # {l: C_m[l]}
+    parts: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    constants: dict[int, Tensor] = {}  # {l: C_m[l]}
     if later_steps:
-        others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
+        parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -65,14 +66,14 @@ def client_joint_round(
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         share, sent = yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         if later_steps:
-            from_others[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
+            constants[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
 
     yield from walk_backward(client, step, gradient, exchange_gradient)
+    others = Others(aggregation, parts, constants=constants)
     for _ in later_steps:
         step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
-        loss = yield from local_update(client, batch, step, others, from_others=from_others, aggregation=aggregation)
-        losses.append(loss)
+        losses.append((yield from local_update(client, batch, step, others)))
     return losses if client.has_labels else []
 
 
@@ -85,7 +86,7 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
-    if client.release.hiding is None or client.identity.owner < 0 or not is_last:
+    if client.release.sums.hiding is None or client.identity.owner < 0 or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.release.update_ranges(key, found)
@@ -125,7 +126,7 @@ def share_gradient(
         nodes: the nodes of the rows.
         widening: the width of the answer, in multiples of the width of a partial.
     """
-    sent = None if gradient is None else client.release_tensor("gradient", gradient, key, nodes)
+    sent = None if gradient is None else client.release_tensor(GRADIENT, gradient, key, nodes)
     shape = len(nodes), client.config.model.hidden * widening
     return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
 
@@ -141,7 +142,16 @@ def server_backward(
         rows: |S[l+1]| for every aggregation layer l.
         present: the clients that contribute; None: all.
     """
-    encoding, aggregation = server.shapes.encodings["gradient"], server.make_aggregation(present)
+    encoding, aggregation = server.shapes.encodings[GRADIENT], server.make_aggregation(present)
+
+    def share(gradients: Chunk) -> Scatter:
+        # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
+        keys = server.make_client_keys(gradients.key)
+        shares = aggregation.combine_gradients(encoding, gradients.payloads, keys, gradients.first_row)
+        for found in {id(found): found for found in shares}.values():  # equal shares can be one array
+            gradients.check_answer(found)
+        return Scatter(tuple(JointGradient(own, found) for own, found in zip(keys, shares, strict=True)))
+
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
         at_loss = server.identity.owner >= 0 and layer == server.aggregation_layers[-1]
@@ -149,12 +159,4 @@ def server_backward(
             yield from server_sealed_gradient(server, key.at(layer), rows[layer])
             continue
         senders = (server.identity.owner,) if at_loss else present
-        incoming = IncomingRows(server, Gradient, key.at(layer), rows[layer], senders)
-        while not incoming.is_complete:
-            gradients = yield from incoming.receive()
-            # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
-            keys = server.make_client_keys(gradients.key)
-            shares = aggregation.combine_gradients(encoding, gradients.payloads, keys, gradients.first_row)
-            for share in {id(share): share for share in shares}.values():  # equal shares can be one array
-                gradients.check_answer(share)
-            yield Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))
+        yield from answer_rows(server, Gradient, key.at(layer), share, rows[layer], senders)

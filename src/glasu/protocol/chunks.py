@@ -7,7 +7,7 @@ advance. If the rows fill all chunks exactly, an empty chunk follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.receiving import hash_answer
-from glasu.protocol.requests import Receive, Script, Send
+from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
 from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
 
@@ -120,50 +120,43 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
     return found[1]
 
 
-class IncomingRows:
-    """Server: the chunks of one exchange. They arrive in order, and one that is not full is the last one."""
+def answer_rows(
+    server: Server,
+    kind: type[TensorMessage],
+    key: Key,
+    answer: Callable[[Chunk], Broadcast | Scatter],
+    expected_rows: int | None = None,
+    senders: Sequence[int] | None = None,
+    *,
+    from_any: bool = False,
+) -> Script[int]:
+    """Server: receive a tensor of every client, and answer every chunk; return the number of rows.
 
-    def __init__(
-        self,
-        server: Server,
-        kind: type[TensorMessage],
-        key: Key,
-        expected_rows: int | None = None,
-        senders: Sequence[int] | None = None,
-        *,
-        from_any: bool = False,
-    ) -> None:
-        """Prepare to receive.
-
-        Args:
-            server: the server.
-            kind: the kind of message that clients send.
-            key: the key of the exchange.
-            expected_rows: the number of rows, if the server knows it.
-            senders: the clients that send a tensor, while the others only wait for the answer; None: all.
-            from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
-        """
-        self.server, self.kind, self.key = server, kind, key
-        self.expected_rows, self.senders, self.from_any = expected_rows, senders, from_any
-        self.num_rows = 0  # rows received so far
-        self.is_complete = False  # whether the last chunk has arrived
-        self._waiting: list[bool] | None = None  # which clients send no tensor
-
-    def receive(self) -> Script[Chunk]:
-        """Return the next chunk of the clients that send tensors."""
-        server, chunk_rows = self.server, self.server.config.wire.chunk_rows
-        key = self.key.at(self.key.layer, self.num_rows // chunk_rows)
-        everyone = not self.from_any and (self.senders is None or len(self.senders) == len(server.roster))
-        messages: Sequence[Message] = yield Receive((self.kind,) if everyone else (self.kind, Waiting), key)
-        if self.from_any:
-            self._waiting = _check_waiting(server, messages, self._waiting)
-        elif self.senders is not None:
-            _check_senders(server, messages, self.senders)
-        chunk = Chunk(server, key, self.num_rows, [each for each in messages if isinstance(each, TensorMessage)])
-        rows = chunk.check(None if self.expected_rows is None else self.expected_rows - self.num_rows)
-        self.num_rows += rows
-        self.is_complete = rows < chunk_rows
-        return chunk
+    Args:
+        server: the server.
+        kind: the kind of message that clients send.
+        key: the key of the exchange.
+        answer: returns the answer to a chunk.
+        expected_rows: the number of rows, if the server knows it.
+        senders: the clients that send a tensor, while the others only wait for the answer; None: all.
+        from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
+    """
+    everyone = not from_any and (senders is None or len(senders) == len(server.roster))
+    chunk_rows, first_row, is_last = server.config.wire.chunk_rows, 0, False
+    waiting: list[bool] | None = None  # which clients send no tensor
+    while not is_last:
+        own = key.at(key.layer, first_row // chunk_rows)
+        messages: Sequence[Message] = yield Receive((kind,) if everyone else (kind, Waiting), own)
+        if from_any:
+            waiting = _check_waiting(server, messages, waiting)
+        elif senders is not None:
+            _check_senders(server, messages, senders)
+        chunk = Chunk(server, own, first_row, [each for each in messages if isinstance(each, TensorMessage)])
+        chunk.check(None if expected_rows is None else expected_rows - first_row)
+        yield answer(chunk)
+        num_rows = chunk.num_rows
+        first_row, is_last = first_row + num_rows, num_rows < chunk_rows
+    return first_row
 
 
 def _check_senders(server: Server, messages: Sequence[Message], senders: Sequence[int]) -> None:
@@ -203,8 +196,14 @@ class Chunk:
         """The encoded tensors."""
         return [message.value for message in self.tensors]
 
-    def check(self, rows_left: int | None) -> int:
-        """Check the tensors; return the number of their rows.
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of every tensor, after `check`."""
+        tensor = self.tensors[0]
+        return self.server.shapes.encodings[tensor.content().kind].find_shape(tensor.value)[0]
+
+    def check(self, rows_left: int | None) -> None:
+        """Check the tensors.
 
         Args:
             rows_left: the rows that this chunk and the later ones must have, if the server knows them.
@@ -224,12 +223,11 @@ class Chunk:
                 wanted = f"at most {most}" if rows_left is None else str(most)
                 server.refuse(message, f"expected {wanted} rows, got {rows}.")
         self._check_shapes()
-        if content.kind == "probabilities" and not encoding.is_hidden:
+        if content.kind.is_score and not encoding.is_hidden:
             # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
             for message in self.tensors:
                 if error := server.task.find_score_error(encoding.decode(message.value)):
                     server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
-        return encoding.find_shape(self.tensors[0].value)[0]
 
     def _check_shapes(self) -> None:
         """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""

@@ -18,7 +18,7 @@ from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.labels import randomize_training_labels
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import Signer
-from glasu.privacy.release import Release, Sent
+from glasu.privacy.release import HiddenSums, Release, Sent
 from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.protocol.learner import Learner, NodeData
 from glasu.protocol.party_keys import PartyKeys
@@ -27,8 +27,9 @@ from glasu.protocol.stages import Stages, divide_settings
 from glasu.protocol.state import ClientProgress, ClientState, Identity
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import Kind, make_encodings
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import RUN_BYTES, Key
+from glasu.wire.tensor_kinds import TensorKind
 
 LARGEST_SENT = 1e30  # limit on values in a race; their sum over all clients is finite in every encoding
 
@@ -84,12 +85,17 @@ class Client:
             Ledger(rules=rules),
             rules,
             feedback=config.wire.feedback,
-            grids=ColumnGrids(config.privacy.range, self.keys.private_seed),
+            sums=HiddenSums(ColumnGrids(config.privacy.range, self.keys.private_seed)),
         )
 
     @property
     def name(self) -> str:
         return self.party.name
+
+    @property
+    def data(self) -> NodeData:
+        """The data of the current stage, or of a run without stages."""
+        return self.learner.data
 
     @property
     def has_labels(self) -> bool:
@@ -103,7 +109,7 @@ class Client:
 
     def begin(self, config: RunConfig, data: NodeData) -> None:
         """Use the settings and data of a candidate or a stage, with initial weights."""
-        self.config, self.data = config, data
+        self.config = config
         self.learner = Learner(
             config,
             data,
@@ -121,11 +127,11 @@ class Client:
         if len(candidates) > 1:  # even before the race: a new attempt may start there
             self.begin(candidates[0 if race is None else race.candidate], self.data)
 
-    def release_tensor(self, kind: Kind, value: Tensor, key: Key, nodes: NodeSet | None) -> Sent:
+    def release_tensor(self, kind: TensorKind, value: Tensor, key: Key, nodes: NodeSet | None) -> Sent:
         """Release a tensor. In a race, replace values that are too large or not finite, and mark the divergence."""
         if self.progress.is_racing and not bool((value.detach().abs() < LARGEST_SENT).all()):  # NaN is not less
             self.progress.mark_divergence()
-            value = torch.full_like(value, 1 / value.shape[1] if kind == "probabilities" else 0.0)
+            value = torch.full_like(value, 1 / value.shape[1] if kind.is_score else 0.0)
         return self.release.tensor(kind, value, key, nodes)
 
     def restrict_clients(self, present: Sequence[str]) -> None:
@@ -148,9 +154,9 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             progress=dataclasses.replace(self.progress),
             references=dict(self.release.references),
-            ranges=self.release.grids.copy_ranges(),
-            clamped=self.release.grids.clamped,
-            history=self.release.history,
+            ranges=self.release.sums.grids.copy_ranges(),
+            clamped=self.release.sums.grids.clamped,
+            history=self.release.sums.history,
         )
 
     def restore(self, state: ClientState) -> None:
@@ -165,5 +171,5 @@ class Client:
         if not self.progress.lower:  # otherwise the aggregate, which the upper layers read, must be exchanged first
             self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
-        self.release.references, self.release.history = dict(state.references), state.history
-        self.release.grids.ranges, self.release.grids.clamped = dict(state.ranges), state.clamped
+        self.release.references, self.release.sums.history = dict(state.references), state.history
+        self.release.sums.grids.ranges, self.release.sums.grids.clamped = dict(state.ranges), state.clamped

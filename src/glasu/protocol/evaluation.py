@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,14 @@ METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
 COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model has learned nothing
 
 
+class ClientEvaluation(NamedTuple):
+    """The result of an evaluation at a client."""
+
+    metrics: dict[str, float]  # empty at a client without labels
+    is_collapsed: bool  # whether the model predicts the same for all nodes; False at a client without labels
+    verdict: Verdict | None  # None if the clients decide
+
+
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Client column: evaluate on validation nodes; keep the weights if they are the best so far.
 
@@ -49,7 +57,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     """
     progress, task = client.progress, client.learner.task
     evaluation = client_evaluation(client, _find_key_round(client, ensemble), "validation", ensemble=ensemble)
-    metrics, verdict = yield Timed(evaluation, "evaluation")
+    metrics, is_collapsed, verdict = yield Timed(evaluation, "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
@@ -64,7 +72,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
             yield Evaluated(*found, ensemble=ensemble)
     if improved:
         progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
-        progress.best_is_collapsed = progress.is_collapsed
+        progress.best_is_collapsed = is_collapsed
 
 
 def _find_key_round(role: Client | Server, ensemble: bool) -> int:
@@ -92,7 +100,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
     evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
-    metrics, verdict = yield Timed(evaluation, "evaluation")
+    metrics, _, verdict = yield Timed(evaluation, "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed()
     if verdict is None and client.has_labels:
@@ -114,7 +122,7 @@ def client_subsets(client: Client) -> Script[None]:
             targets = yield from agree_on_targets(client, key, targets)
         ensemble = client.progress.ensemble
         predicted = yield from client_prediction(client, key, targets, present=present, ensemble=ensemble)
-        found = evaluate(client, predicted, examples) if client.has_labels else {}
+        found = evaluate(client, predicted, examples)[0] if client.has_labels else {}
         if found:
             names = tuple(client.identity.names[each] for each in present)
             client.progress.subsets = {**client.progress.subsets, names: found}
@@ -170,12 +178,8 @@ def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, f
 
 def client_evaluation(
     client: Client, round_index: int, split: str, *, ensemble: bool = False
-) -> Script[tuple[dict[str, float], Verdict | None]]:
-    """Client column: score the model on a split; the server decides whether it is the best so far.
-
-    Returns:
-        The metrics (empty at a client without labels), and the verdict (None if the clients decide).
-    """
+) -> Script[ClientEvaluation]:
+    """Client column: score the model on a split; the server decides whether it is the best so far."""
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.evaluation_examples(split)
     targets = client.data.find_targets(examples)
@@ -183,19 +187,22 @@ def client_evaluation(
         targets = yield from agree_on_targets(client, key, targets)
     if client.is_alone:  # even if predictions are averaged after training
         own = yield from client_scores(client, key, targets)
-        return ({} if own is None else measure(client, own, examples)), None
+        predictions = None if own is None else client.learner.task.convert_scores(own)
+    else:
+        predictions = yield from client_prediction(client, key, targets, ensemble=ensemble)
     found: dict[str, float] = {}
-    probabilities = yield from client_prediction(client, key, targets, ensemble=ensemble)
+    is_collapsed = False
     if client.has_labels:
-        found = evaluate(client, probabilities, examples)
-    if keeps_scores(client.config):
-        return found, None
+        assert predictions is not None
+        found, is_collapsed = evaluate(client, predictions, examples)
+    if client.is_alone or keeps_scores(client.config):
+        return ClientEvaluation(found, is_collapsed, None)
     key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
     if split == "test" and client.has_labels:
         values.append(COLLAPSED if client.progress.best_is_collapsed else SOUND)
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)
-    return found, verdict
+    return ClientEvaluation(found, is_collapsed, verdict)
 
 
 def agree_on_targets(client: Client, key: Key, targets: Targets) -> Script[Targets]:
@@ -206,11 +213,11 @@ def agree_on_targets(client: Client, key: Key, targets: Targets) -> Script[Targe
 
 def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, float]:
     """Return the metrics of released scores, or of their mean, at a client with labels."""
-    return evaluate(client, client.learner.task.convert_scores(scores), examples)
+    return evaluate(client, client.learner.task.convert_scores(scores), examples)[0]
 
 
-def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[str, float]:
-    """Return the metrics of predictions in the unit of the labels.
+def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> tuple[dict[str, float], bool]:
+    """Return the metrics of predictions in the unit of the labels, and whether the model predicts one class.
 
     Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
     """
@@ -218,14 +225,13 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> dict[
     labels, task = client.party.labels[examples], client.learner.task
     if not np.isfinite(predictions).all():
         if client.progress.mark_divergence():
-            return {}
+            return {}, False
         raise TrainingError(
             f"party {client.name!r}, after {client.progress.round} rounds: the predictions are not finite; training "
             "diverged. Lower train.learning_rate."
         )
     metrics = task.evaluate(predictions, labels)
-    client.progress.is_collapsed = task.is_collapsed(metrics, labels, client.party.classes)
-    return metrics
+    return metrics, task.is_collapsed(metrics, labels, client.party.classes)
 
 
 def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:

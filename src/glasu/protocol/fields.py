@@ -19,8 +19,9 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import make_aggregation
 from glasu.model.task import make_task
 from glasu.wire import ids
-from glasu.wire.encodings import Array, Encoding, Kind, make_encodings
+from glasu.wire.encodings import DTYPES, Array, Encoding, make_encodings
 from glasu.wire.message_key import KEY_BYTES, Phase
+from glasu.wire.tensor_kinds import TensorKind
 
 HEADER = struct.Struct(f"<4sBBH{KEY_BYTES}sxQ")
 SECTION = struct.Struct("<BBxxII")
@@ -37,7 +38,7 @@ class Shapes:
     num_local_steps: int
     prefetch: int
     chunk_rows: int
-    encodings: Mapping[Kind, Encoding]
+    encodings: Mapping[TensorKind, Encoding]
     num_clients: int = 1
 
     @classmethod
@@ -87,13 +88,13 @@ class NumbersField:
 class TensorField:
     """Some rows of a matrix, already in their wire encoding (`glasu.wire.encodings`)."""
 
-    kind: Kind
+    kind: TensorKind
     columns: CountOf
     is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = ("<f4", "<f8", "<u2", "|i1", "<u4", "|u1", "<u8")
+    dtypes: tuple[str, ...] = DTYPES  # an encoding can have any of them
 
-    def find_encoding(self, encodings: Mapping[Kind, Encoding]) -> Encoding:
+    def find_encoding(self, encodings: Mapping[TensorKind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""
         encoding = encodings[self.kind]
         return encoding.answer if self.is_answer else encoding

@@ -60,7 +60,7 @@ def client_key_agreement(client: Client) -> Script[None]:
         return
     # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
     key, transcript = client.identity.key(Phase.CONTROL, 0)._replace(round=0), Transcript()
-    transcript.add(b"history", [np.frombuffer(client.release.history.value, np.uint8)])
+    transcript.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
     offer = join_parts(_sign_offer(client, own))

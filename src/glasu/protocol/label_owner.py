@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import compute_owner_gradient, share_gradient
-from glasu.protocol.chunks import IncomingRows
+from glasu.protocol.chunks import Chunk, answer_rows
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = compute_owner_gradient(client, batch, joint)
-    if client.release.hiding is not None:
+    if client.release.sums.hiding is not None:
         gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
     else:
         gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
@@ -41,10 +42,11 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
 def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     """Server column: forward the owner's gradient unchanged; with hidden sums, it is encrypted for the clients."""
     key = key.at(server.config.model.num_layers)
-    if server.shapes.encodings["gradient"].is_hidden:
+    if server.shapes.encodings[GRADIENT].is_hidden:
         yield from server_sealed_gradient(server, key, num_rows)
         return
-    incoming = IncomingRows(server, Gradient, key, num_rows, (server.identity.owner,))
-    while not incoming.is_complete:
-        chunk = yield from incoming.receive()
-        yield Broadcast(JointGradient(chunk.key, chunk.check_answer(chunk.payloads[0])))
+
+    def forward(gradient: Chunk) -> Broadcast:
+        return Broadcast(JointGradient(gradient.key, gradient.check_answer(gradient.payloads[0])))
+
+    yield from answer_rows(server, Gradient, key, forward, num_rows, (server.identity.owner,))

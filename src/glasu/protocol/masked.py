@@ -26,6 +26,7 @@ from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import GRADIENT, OWNER_GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,9 +66,9 @@ def share_sealed_gradient(
     """
     import torch
 
-    hiding, owner = client.release.hiding, client.identity.owner
+    hiding, owner = client.release.sums.hiding, client.identity.owner
     assert hiding is not None
-    encoding = client.release.encodings["owner gradient"]
+    encoding = client.release.encodings[OWNER_GRADIENT]
     chunks = split_rows(len(nodes), client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
 
@@ -79,7 +80,7 @@ def share_sealed_gradient(
         for own in keys:
             yield Send(Waiting(own))
     else:
-        sent, contents = client.release.sealed_tensor("owner gradient", gradient, key, seal, nodes)
+        sent, contents = client.release.sealed_tensor(OWNER_GRADIENT, gradient, key, seal, nodes)
         for own, content in zip(keys, contents, strict=True):
             yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
     parts = []
@@ -98,7 +99,7 @@ def share_sealed_gradient(
     if (error := encoding.find_error(found, columns)) or not encoding.is_finite(found):
         raise ProtocolError(f"party {client.name!r}, {key}: the label owner's gradient: {error or 'is not finite'}.")
     value = torch.from_numpy(encoding.decode(found))
-    client.release.show_clear("gradient", key, value, is_answer=True)
+    client.release.show_clear(GRADIENT, key, value, is_answer=True)
     return value, sent
 
 
@@ -124,7 +125,7 @@ def client_decision(
         stop: whether training stops, by this client's verdict; ignored at a client without labels.
         ensemble: whether the best model is now the warm ensemble.
     """
-    hiding, owner, proof = client.release.hiding, client.identity.owner, b""
+    hiding, owner, proof = client.release.sums.hiding, client.identity.owner, b""
     assert hiding is not None
     unseal = hiding.prepare_unsealing(owner)
     if client.has_labels:
@@ -188,9 +189,9 @@ def client_comparison(client: Client) -> Script[None]:
     Raises:
         ProtocolError: another client received other answers.
     """
-    if client.release.hiding is None:
+    if client.release.sums.hiding is None:
         return
-    key, hiding, names = _make_comparison_key(client), client.release.hiding, client.identity.names
+    key, hiding, names = _make_comparison_key(client), client.release.sums.hiding, client.identity.names
     expected = [hiding.prove(struct.pack("<H", each), key) for each in range(len(names))]
     own = expected[client.identity.index]
     yield Send(Proof(key, client.release.bytes_for_peers("proof", own, key, rows=1, protection=PROOF_PROTECTION)))

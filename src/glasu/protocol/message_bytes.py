@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from glasu.errors import ProtocolError
 from glasu.protocol.fields import HEADER, SECTION, NodeSetsField
 from glasu.protocol.messages import MESSAGES, Message
+from glasu.wire.encodings import DTYPES
 from glasu.wire.message_key import Key
 
 MAGIC, VERSION = b"GLSU", 4  # the version changes with the layout of headers and sections; older ones are not read
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
 TAG_CODES = {tag: code for code, tag in enumerate(TAGS)}
-DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
 ITEM_SIZES = tuple(np.dtype(name).itemsize for name in DTYPES)
 Buffer = bytes | bytearray | memoryview
 

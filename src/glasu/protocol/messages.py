@@ -29,6 +29,7 @@ from glasu.protocol.fields import (
 )
 from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 
 
 def limit_metrics(shapes: Shapes) -> int:
@@ -63,8 +64,8 @@ def limit_proofs(shapes: Shapes) -> int:
 def limit_sealed(shapes: Shapes) -> int:
     """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
-    tensor = rows * shapes.encodings["owner gradient"].row_bytes(shapes.joint_width)
-    keys = 256 * shapes.num_clients + shapes.encodings["representation"].key_bytes
+    tensor = rows * shapes.encodings[OWNER_GRADIENT].row_bytes(shapes.joint_width)
+    keys = 256 * shapes.num_clients + shapes.encodings[REPRESENTATION].key_bytes
     return max(tensor, keys) + PROOF_BYTES
 
 
@@ -111,56 +112,56 @@ class TensorMessage(Message):
 class Partial(TensorMessage):
     """Client: H_m^+[l], as released."""
 
-    value: Annotated[Array, TensorField("representation", attrgetter("hidden"))]
+    value: Annotated[Array, TensorField(REPRESENTATION, attrgetter("hidden"))]
 
 
 @dataclass(frozen=True, eq=False)
 class Joint(TensorMessage):
     """Server: H[l+1]."""
 
-    value: Annotated[Array, TensorField("representation", attrgetter("joint_width"), is_answer=True)]
+    value: Annotated[Array, TensorField(REPRESENTATION, attrgetter("joint_width"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Gradient(TensorMessage):
     """Client: the gradient of its loss at H[l+1]."""
 
-    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"))]
+    value: Annotated[Array, TensorField(GRADIENT, attrgetter("joint_width"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointGradient(TensorMessage):
     """Server: the gradient at H_m^+[l] (joint backward), or the label owner's gradient at H[L]."""
 
-    value: Annotated[Array, TensorField("gradient", attrgetter("joint_width"), is_answer=True)]
+    value: Annotated[Array, TensorField(GRADIENT, attrgetter("joint_width"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores(TensorMessage):
     """Client: class probabilities or predictions at the requested nodes, or at all nodes."""
 
-    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"))]
+    value: Annotated[Array, TensorField(PROBABILITIES, attrgetter("num_scores"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointScores(TensorMessage):
     """Server: the mean of the scores that clients sent."""
 
-    value: Annotated[Array, TensorField("probabilities", attrgetter("num_scores"), is_answer=True)]
+    value: Annotated[Array, TensorField(PROBABILITIES, attrgetter("num_scores"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class Change(TensorMessage):
     """Client: the change of H_m^+[l] since its last release (`glasu.privacy.feedback`)."""
 
-    value: Annotated[Array, TensorField("change", attrgetter("hidden"))]
+    value: Annotated[Array, TensorField(CHANGE, attrgetter("hidden"))]
 
 
 @dataclass(frozen=True, eq=False)
 class JointChange(TensorMessage):
     """Server: the sum of the changes."""
 
-    value: Annotated[Array, TensorField("change", attrgetter("hidden"), is_answer=True)]
+    value: Annotated[Array, TensorField(CHANGE, attrgetter("hidden"), is_answer=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ from glasu.protocol.key_agreement import client_key_agreement, server_key_agreem
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Script
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import REPRESENTATION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +81,8 @@ def client_aggregate(client: Client) -> Script[None]:
     partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
     key = _make_release_key(client, whole)
     # With masks, every repetition of the release uses the grid of the first release, so it sends the same bits.
-    client.release.grids.ranges.clear()
-    sent = client.release.tensor("representation", partial, key, nodes)
+    client.release.sums.grids.ranges.clear()
+    sent = client.release.tensor(REPRESENTATION, partial, key, nodes)
     shape = len(nodes), partial.shape[1] * client.learner.aggregation.widening
     joint = yield from exchange_rows(client, key, (Partial, Joint), sent, shape)
     _enter_upper(client, partial, client.learner.aggregation.extract_others(joint, sent.value))
@@ -104,7 +105,7 @@ def leave_stages(client: Client) -> None:
     stages, progress = client.stages, client.progress
     assert stages is not None
     progress.best_weights = stages.join_weights(progress.lower, progress.best_weights)
-    client.config, client.data = stages.whole, stages.data
+    client.config, client.learner.data = stages.whole, stages.data
 
 
 def _keep_partial(layer: int, partial: Tensor) -> Script[Tensor]:

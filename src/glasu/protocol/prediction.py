@@ -36,6 +36,7 @@ from glasu.protocol.once import client_aggregate, client_once_scores, server_agg
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, find_known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import PROBABILITIES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,7 +185,7 @@ def server_request(server: Server) -> Script[int]:
 
 def _refuse_different_requests(server: Server, requested: Sequence[Requested]) -> None:
     """Refuse requests that the server cannot answer separately, because it cannot divide ciphertexts."""
-    if server.shapes.encodings["probabilities"].separates_rows or server.identity.owner >= 0:
+    if server.shapes.encodings[PROBABILITIES].separates_rows or server.identity.owner >= 0:
         return
     if any(mask.any() and not mask.all() for mask in requested):
         names = [name for name, mask in zip(server.roster, requested, strict=True) if mask.any()]

@@ -9,22 +9,22 @@ from glasu.privacy.accounting import Accountant
 from glasu.privacy.ledger import Rule
 from glasu.privacy.noise import Mechanism, RowNoise, ScoreRepair
 from glasu.privacy.release import Clip, Protection
-from glasu.wire.encodings import Kind
+from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION, TensorKind
 
 if TYPE_CHECKING:
     from glasu.config import PrivacyConfig
     from glasu.model.task import Task
 
 
-def list_mechanisms(privacy: PrivacyConfig) -> Mapping[Kind, Mechanism]:
+def list_mechanisms(privacy: PrivacyConfig) -> Mapping[TensorKind, Mechanism]:
     """Return clip and multiplier of each kind of tensor; empty without noise."""
     if not privacy.adds_noise:
         return {}
     clip, multiplier = privacy.dp_clip, privacy.dp_noise_multiplier
     return {
-        "representation": Mechanism(clip, multiplier),
-        "gradient": Mechanism(privacy.dp_clip_gradients or clip, privacy.dp_noise_multiplier_gradients or multiplier),
-        "probabilities": Mechanism(
+        REPRESENTATION: Mechanism(clip, multiplier),
+        GRADIENT: Mechanism(privacy.dp_clip_gradients or clip, privacy.dp_noise_multiplier_gradients or multiplier),
+        PROBABILITIES: Mechanism(
             privacy.dp_clip_probabilities, privacy.dp_noise_multiplier_probabilities or multiplier
         ),
     }
@@ -35,7 +35,7 @@ def list_rules(privacy: PrivacyConfig) -> tuple[Rule, ...]:
     return (Accountant(privacy.delta, privacy.target_epsilon),) if privacy.adds_noise else ()
 
 
-def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[Kind, Protection]:
+def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[TensorKind, Protection]:
     """Build the protection of each kind of tensor that has one.
 
     Args:
@@ -43,9 +43,9 @@ def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[
         task: makes noisy scores valid.
         key: the key of the party's noise.
     """
-    found: dict[Kind, Protection] = {}
+    found: dict[TensorKind, Protection] = {}
     for kind, mechanism in list_mechanisms(privacy).items():
-        clip = Clip(mechanism.clip) if kind == "representation" else None  # local updates differentiate through it
-        repair = [ScoreRepair(task.repair_scores)] if kind == "probabilities" else []
+        clip = Clip(mechanism.clip) if kind.is_differentiated else None
+        repair = [ScoreRepair(task.repair_scores)] if kind.is_score else []
         found[kind] = Protection(clip, RowNoise(mechanism, kind, key), repair)
     return found

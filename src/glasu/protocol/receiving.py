@@ -26,11 +26,11 @@ def receive_answer(client: Client, kind: type[M], key: Key) -> Script[M]:
 
 def hash_answer(client: Client, message: Message) -> None:
     """Add an answer to the running hash, if sums are hidden from the server."""
-    if client.release.hiding is None:
+    if client.release.sums.hiding is None:
         return
     _, phase, round_index, layer, chunk = message.key.topic
     about = f"{type(message).__name__} {phase.name} {round_index} {layer} {chunk}".encode()
     sections = (
         array for name, content in message.contents().items() for array in content.to_sections(getattr(message, name))
     )
-    client.release.hiding.transcript.add(about, sections)
+    client.release.sums.hiding.transcript.add(about, sections)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glasu.config import RunConfig, list_candidates
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
@@ -13,6 +13,14 @@ from glasu.protocol.masked import PROOF_PROTECTION, name_verdict_protection
 from glasu.protocol.presence import list_subsets
 from glasu.protocol.sampling import list_agreed_layers, owner_leads
 from glasu.wire.message_key import Phase
+from glasu.wire.tensor_kinds import (
+    CHANGE,
+    GRADIENT,
+    OWNER_GRADIENT,
+    PROBABILITIES,
+    REPRESENTATION,
+    TENSOR_KINDS,
+)
 
 if TYPE_CHECKING:
     from glasu.config import TrainConfig
@@ -34,14 +42,15 @@ def list_protections(client: Client) -> dict[str, str]:
 
 def _name_protection(client: Client, kind: str) -> str:
     """Return the protection of a kind, as the ledger will name it. The keys may not be agreed on yet."""
-    gate: Any = client.release
-    if kind not in gate.encodings:
+    gate, tensor = client.release, TENSOR_KINDS.get(kind)
+    if tensor is None:
         verdict = name_verdict_protection(client.identity)
         return {"key": "signed", "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
-    parts = [replace(gate.find_protection(kind), masking=None).name]
-    if gate.encodings[kind].is_hidden:
+    parts = [replace(gate.find_protection(tensor), masking=None).name]
+    if gate.encodings[tensor].is_hidden:
         is_owner = client.identity.owner == client.identity.index
-        sealed = kind == "gradient" and is_owner  # true at the last layer; the gradients of lower layers are in sums
+        # True at the last layer; the gradients of lower layers are in sums.
+        sealed = is_owner and tensor is OWNER_GRADIENT.protecting_kind
         privacy = client.requested.privacy
         parts.append("sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy))
     return "+".join(part for part in parts if part != "none") or "none"
@@ -51,9 +60,9 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
     """Return the kinds that a client releases in a training with these settings."""
     layers, kinds = config.model.aggregation_layers, []
     if layers:
-        kinds = ["representation", "change"] if config.wire.feedback else ["representation"]
+        kinds = [REPRESENTATION.name, CHANGE.name] if config.wire.feedback else [REPRESENTATION.name]
         if (config.train.has_exact_gradients and len(layers) > 1) or (owner_leads(config) and has_labels):
-            kinds.append("gradient")
+            kinds.append(GRADIENT.name)
         agreed = 0 if config.train.releases_once else len(list_agreed_layers(config, Phase.SAMPLING))
         if agreed > owner_leads(config) or (owner_leads(config) and has_labels):
             kinds.append("node sets")
@@ -62,10 +71,10 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds += ["losses", "metrics"]
             elif not evaluates_once(config):
                 kinds.append("verdict")
-            if config.train.has_exact_gradients and "gradient" not in kinds:
-                kinds.append("gradient")
+            if config.train.has_exact_gradients and GRADIENT.name not in kinds:
+                kinds.append(GRADIENT.name)
     if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
-        kinds.append("probabilities")
+        kinds.append(PROBABILITIES.name)
     return [*kinds, "key", "proof"] if needs_keys(config) and has_server(config) else kinds
 
 

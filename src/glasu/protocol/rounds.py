@@ -7,7 +7,6 @@ start, the agreement on node sets, and the test.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,7 @@ from glasu.protocol.sampling import (
     find_known_rows,
     owner_leads,
 )
-from glasu.protocol.update import local_update
+from glasu.protocol.update import Others, local_update
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -85,15 +84,15 @@ def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch |
     gradient = None
     if owner_leads(client.config):
         _, gradient = yield from client_gradient(client, batch, joint)
-    others = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
+    parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
+    others = Others(aggregation, parts, gradient)
     # JointInference used the dropout masks of step 0. If all parties read the released values exactly, it was the
     # forward pass of step 0. Otherwise this client's part was rounded or noisy, and step 0 repeats the forward pass
     # without rounding and noise.
     forward = joint if client.release.transparent or not exchanged else None
-    update = partial(local_update, client, batch, others=others, gradient=gradient, aggregation=aggregation)
-    losses = [(yield from update(step, joint=forward))]
+    losses = [(yield from local_update(client, batch, step, others, forward))]
     for index in range(1, client.config.train.num_local_steps):
-        losses.append((yield from update(client.learner.step(batch, index))))
+        losses.append((yield from local_update(client, batch, client.learner.step(batch, index), others)))
     return losses if client.has_labels else []
 
 

@@ -177,8 +177,7 @@ class ClientProgress(Progress):
     warm_steps: int = 0  # local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
     lower: dict[str, Tensor] = field(default_factory=dict)  # run with one release: weights of the layers up to it
-    is_collapsed: bool = False  # whether the model of the last evaluation has learned nothing
-    best_is_collapsed: bool = False  # whether the selected model does
+    best_is_collapsed: bool = False  # whether the selected model has learned nothing
     alpha: float | None = None  # if predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)

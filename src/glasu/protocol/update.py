@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from glasu.errors import TrainingError
@@ -21,16 +22,25 @@ if TYPE_CHECKING:
 Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 
+@dataclass(frozen=True, eq=False)
+class Others:
+    """What the other clients contribute to the objective of a client's local steps. It is fixed for the round."""
+
+    aggregation: Aggregation  # over the clients that are present in the round
+    parts: Mapping[int, Tensor]  # {l+1: H_{-m}[l+1]}
+    gradient: Tensor | None = None  # G, at a client without labels
+    constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}, with exact gradients; replaces G
+
+    def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
+        """Return the gradient at H_m^+[l], given that of the client's own objective at H_m[l+1], if there is one."""
+        if gradient is None:
+            return self.constants[layer]
+        own = self.aggregation.own_gradient(gradient)
+        return own + self.constants[layer] if self.constants else own
+
+
 def local_update(
-    client: Client,
-    batch: Batch,
-    step: Step,
-    others: Mapping[int, Tensor] | None,
-    *,
-    joint: Tensor | None = None,
-    gradient: Tensor | None = None,
-    from_others: Mapping[int, Tensor] | None = None,
-    aggregation: Aggregation | None = None,
+    client: Client, batch: Batch, step: Step, others: Others | None, joint: Tensor | None = None
 ) -> Script[float]:
     """Take one step on the client's own loss, with the other clients' parts constant; return the loss before the step.
 
@@ -41,27 +51,23 @@ def local_update(
         client: the client.
         batch: the round's blocks, features and labels.
         step: local step q.
-        others: {l+1: H_{-m}[l+1]}, fixed for the round; None: the client is alone, and H_m[l+1] = H_m^+[l].
+        others: the parts of the other clients; None: the client is alone, and H_m[l+1] = H_m^+[l].
         joint: H_m^{t,q}[L], if it is known: step 0 can reuse the forward pass of JointInference.
-        gradient: G, at a client without labels.
-        from_others: {l: C_m[l]}, fixed for the round; a client without labels then needs no G.
-        aggregation: the aggregation over the clients that are present in the round; None: over all.
     """
     learner = client.learner
-    used = learner.aggregation if aggregation is None else aggregation
+    gradient = None if others is None else others.gradient
 
     def merge(layer: int, partial: Tensor) -> Script[Tensor]:
         yield from ()
         own = client.release.clip(partial)
-        return own if others is None else used.merge(others[layer + 1], own)
+        return own if others is None else others.aggregation.merge(others.parts[layer + 1], own)
 
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
-        if gradient is None:
-            assert from_others is not None
-            return from_others[layer]
-        own = gradient if others is None else used.own_gradient(gradient)
-        return own if from_others is None else own + from_others[layer]
+        if others is not None:
+            return others.share_gradient(layer, gradient)
+        assert gradient is not None  # a client without labels is never alone
+        return gradient
 
     if joint is None:
         joint = yield from walk_forward(client, step, merge)
@@ -71,8 +77,8 @@ def local_update(
     elif gradient is not None:
         value = (gradient * joint).sum().item()
     else:
-        assert from_others is not None
-        value = sum((constant * step.partials[layer]).sum().item() for layer, constant in from_others.items())
+        assert others is not None
+        value = sum((constant * step.partials[layer]).sum().item() for layer, constant in others.constants.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
     if learner.fixed:

@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from glasu.config import RunConfig, list_candidates, resolve
-from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
 from glasu.errors import ConfigError
+from glasu.model.draw_estimates import EdgeCounts
 from glasu.model.optimizer import find_optimizer
 from glasu.model.sampler import find_sampler
 from glasu.protocol.limits import Limits
@@ -67,62 +65,28 @@ def _list_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tup
 def estimate_samples(config: RunConfig, party: PartyData) -> int:
     """Return the bytes of the samples that a party keeps at a time: those of a window of rounds and of the next window.
 
-    A round has a draw for each layer l:
-
-    8 (|S_m[l]| + |S[l+1]| + 1 + 2 |drawn edges|) bytes, and 8 |S[l]| more if S[l] is agreed on
-
-    Sets grow as batch size, fan-out and the degrees of this party's graph allow, and never beyond all nodes. The other
-    parties are assumed to draw as many nodes as this one.
+    A round has a draw for each layer l, whose size the sampler estimates, and 8 |S[l]| bytes more if S[l] is agreed on.
+    The other parties are assumed to draw as many nodes as this one.
 
     Args:
         config: the settings, resolved.
         party: the data of the party.
     """
-    train, sampler, last = config.train, find_sampler(config.train), config.model.num_layers
-    num_nodes, edges = party.num_nodes, _CountedEdges(party.graph, train.fanout)
-    size = _count_batch_nodes(config, party)
-    if sampler.reads_whole_graph:  # all draws of lower layers, and those of a constant batch, are one array in memory
-        if size == _count_training_nodes(config, party):
-            return 0
-        numbers = size + num_nodes + size + 1 + edges.count_entering(size)  # edges without factors
-        return _count_kept_rounds(config) * (NUMBER_BYTES * numbers + DRAW_OVERHEAD)
-    agreed, numbers = list_agreed_layers(config, Phase.SAMPLING), size
-    for layer in reversed(range(last)):
-        if sampler.shares_draws or train.sampling == "layer":
-            # Edges are kept if their source is drawn from `reached` nodes.
-            reached = num_nodes if sampler.shares_draws else min(num_nodes, size + edges.count_entering(size))
-            found = min(reached, size * (1 + train.fanout))
-            drawn = edges.count_entering(size) * found // max(1, reached)
-        else:
-            drawn = edges.count_drawn(size)
-            found = min(num_nodes, size + drawn)
-        if train.max_nodes and found > (limit := max(size, train.max_nodes)):
-            drawn, found = drawn * limit // found, limit
-        numbers += found + size + 1 + 2 * drawn
+    train, sampler, counts = config.train, find_sampler(config.train), EdgeCounts(party.graph, config.train.fanout)
+    size, agreed = _count_batch_nodes(config, party), list_agreed_layers(config, Phase.SAMPLING)
+    constant_batch = size == _count_training_nodes(config, party)
+    batch, needed = size, 0
+    for layer in reversed(range(config.model.num_layers)):
+        found, numbers = sampler.estimate_draw(train, counts, size, constant_batch=constant_batch)
+        if numbers:
+            needed += NUMBER_BYTES * numbers + DRAW_OVERHEAD
         if layer in agreed:
-            found = min(num_nodes, size + config.data.num_clients * (found - size))
-            numbers += found
+            found = min(party.num_nodes, size + config.data.num_clients * (found - size))
+            needed += NUMBER_BYTES * found
         size = found
-    return _count_kept_rounds(config) * (NUMBER_BYTES * numbers + last * DRAW_OVERHEAD)
-
-
-class _CountedEdges:
-    """Estimates how many edges lead into some nodes of a graph, and how many of them are drawn."""
-
-    def __init__(self, graph: Graph, fanout: int) -> None:
-        degrees = np.diff(graph.indptr)
-        limited = np.minimum(degrees, fanout)
-        self._num_nodes, self._entering, self._drawn = graph.num_nodes, graph.num_edges, int(limited.sum())
-        # A node with many edges is drawn often, so the mean over drawn nodes is weighted by their degrees.
-        self._per_node = float(degrees.astype(np.float64) @ limited) / max(1, graph.num_edges)
-
-    def count_entering(self, size: int) -> int:
-        """Return the expected number of edges into `size` random nodes."""
-        return self._entering * size // max(1, self._num_nodes)
-
-    def count_drawn(self, size: int) -> int:
-        """Return the number of edges that are drawn into `size` nodes, up to `fanout` per node."""
-        return min(self._drawn, int(self._per_node * size))
+    if needed:  # otherwise all rounds have the same sample
+        needed += NUMBER_BYTES * batch
+    return _count_kept_rounds(config) * needed
 
 
 def _count_kept_rounds(config: RunConfig) -> int:

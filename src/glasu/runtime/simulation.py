@@ -410,7 +410,7 @@ def _build_report(
         race=None if server is None else summarize_race(server, telemetry.race, _count_race_releases(clients)),
         ledgers={client.name: client.release.ledger for client in clients},
         secrets=DERIVED if options.secrets is None else GIVEN,
-        masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.grids.clamped for client in clients}),
+        masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients}),
         notes=options.notes,
     )
 

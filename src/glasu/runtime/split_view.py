@@ -24,6 +24,7 @@ from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.transcript import RecordedRun
 from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
 from glasu.wire.message_key import Phase
+from glasu.wire.tensor_kinds import REPRESENTATION
 
 MEASURE = "squared correlation"
 
@@ -77,7 +78,7 @@ def _run_round(
 ) -> tuple[Values | None, Values | None]:
     """Run one round; return the target's message and the aggregate at a layer; None if the run failed before."""
 
-    hides_in_ciphertexts = isinstance(make_encodings(config)["representation"], Ciphertexts)
+    hides_in_ciphertexts = isinstance(make_encodings(config)[REPRESENTATION], Ciphertexts)
 
     def deliver(message: Message, client: int) -> Message:
         lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer

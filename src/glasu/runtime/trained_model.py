@@ -52,6 +52,7 @@ from glasu.runtime.simulation import check_party_list, make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.tensor_kinds import REPRESENTATION
 
 MODEL_SCHEMA: Literal[2] = 2
 MODEL_FILE = "model.toml"
@@ -353,8 +354,8 @@ def _serve_prediction(server: Server, key: Key, num_nodes: int) -> Script[None]:
 
 def _list_ranges(client: Client) -> dict[str, tuple[float, ...]]:
     """Return the ranges of representations, by layer."""
-    found = client.release.grids.ranges.items()
-    return {str(layer): tuple(range_.tolist()) for (kind, layer), range_ in found if kind == "representation"}
+    found = client.release.sums.grids.list_ranges(REPRESENTATION)
+    return {str(layer): tuple(range_.tolist()) for layer, range_ in found.items()}
 
 
 def write_predictions(
@@ -371,7 +372,7 @@ def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor],
     """Load a client's part of a trained model."""
     client.progress.alpha, client.progress.ensemble = entry.alpha, model.ensemble
     for layer, values in model.ranges.items():
-        client.release.grids.ranges["representation", int(layer)] = torch.tensor(values, dtype=torch.float64)
+        client.release.sums.grids.ranges[REPRESENTATION.name, int(layer)] = torch.tensor(values, dtype=torch.float64)
     try:
         client.load_weights(weights)
     except RuntimeError:  # other names, or other shapes

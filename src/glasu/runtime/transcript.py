@@ -32,8 +32,9 @@ from glasu.files import name_file, write_atomically
 from glasu.protocol.message_bytes import compute_format_number, decode, encode, read_header
 from glasu.protocol.messages import MESSAGES, Message, TensorMessage
 from glasu.records import Sections, parse_json, read_record, to_plain
-from glasu.wire.encodings import Kind, make_encodings
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
+from glasu.wire.tensor_kinds import TensorKind
 
 TRANSCRIPT = "transcript"  # the folder in the output folder of a run
 MANIFEST_FILE, MESSAGE_FILE = "manifest.json", "messages.bin"
@@ -118,7 +119,7 @@ class TranscriptWriter:
         self._manifest = replace(self._manifest, final_config=config.to_dict(), first_round=first_round)
         self._write_manifest()
 
-    def write_clear(self, client: int, kind: Kind, key: Key, rows: Rows, is_answer: bool) -> None:
+    def write_clear(self, client: int, kind: TensorKind, key: Key, rows: Rows, is_answer: bool) -> None:
         """Record the values of a tensor that a client hid, or that it read from a hidden answer."""
         message = TENSOR_MESSAGES[kind, is_answer]
         self(message(key._replace(client=SERVER if is_answer else client), rows), TO_ONE + client)

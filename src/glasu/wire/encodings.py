@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.ckks_parameters import CKKS, CkksParameters
 from glasu.config import RunConfig, count_levels
-from glasu.errors import TrainingError
+from glasu.errors import ConfigError, TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret
 from glasu.wire.message_key import Key
 from glasu.wire.packing import pack_integers, unpack_integers
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION, TensorKind
 
 Array = NDArray[Any]
-# change: a change of a representation. owner gradient: the gradient of the only party with labels, encrypted for the
-# others.
-Kind = Literal["representation", "change", "gradient", "probabilities", "owner gradient"]
+DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")  # of all arrays in messages; messages carry the position
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 _FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
@@ -49,7 +48,6 @@ class Encoding(ABC):
 
     name: str
     is_exact = False  # whether receivers decode the encoded values bit for bit
-    is_hidden = False  # whether the server receives masked or encrypted numbers, which it can add but not check
     separates_rows = True  # whether the server can select some rows of an encoded tensor
 
     @property
@@ -61,6 +59,16 @@ class Encoding(ABC):
     def compute_dtype(self) -> np.dtype[Any]:
         """The precision in which clients compute if representations have this encoding."""
         return SINGLE
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring of the integers that clients hide and the server adds; None: the server reads the values."""
+        return None
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the server receives masked or encrypted numbers, which it can add but not check."""
+        return self.ring is not None
 
     @property
     def key_bytes(self) -> int:
@@ -366,7 +374,10 @@ class Ring(Encoding):
     bits: int  # 8, 16 or 32
     num_clients: int
     name: str = "ring"
-    is_hidden = True
+
+    @property
+    def ring(self) -> Ring:
+        return self
 
     @cached_property
     def number_dtype(self) -> np.dtype[Any]:
@@ -513,16 +524,16 @@ def _find_width_error(expected: int | None, columns: int) -> str:
     return "" if expected in (None, columns) else f"expected {expected} columns, got {columns}"
 
 
-def use_for_all_kinds(value: T) -> Mapping[Kind, T]:
+def use_for_all_kinds(value: T) -> Mapping[TensorKind, T]:
     """Return a mapping from each kind of tensor that `wire.precision` affects to one value, such as an encoding."""
-    return {"representation": value, "gradient": value, "probabilities": value}
+    return dict.fromkeys((REPRESENTATION, GRADIENT, PROBABILITIES), value)
 
 
 @dataclass(frozen=True)
 class Precision:
     """A choice of `wire.precision`."""
 
-    make: Callable[[RunConfig], Mapping[Kind, Encoding]]  # returns the encoding of every kind of tensor
+    make: Callable[[RunConfig], Mapping[TensorKind, Encoding]]  # returns the encoding of every kind of tensor
     ring_bits: int | None = None  # hidden tensors are integers modulo 2^ring_bits; None: tensors cannot be hidden
 
     @property
@@ -531,17 +542,17 @@ class Precision:
         return self.ring_bits is not None
 
 
-def _plain(config: RunConfig) -> Mapping[Kind, Encoding]:
+def _plain(config: RunConfig) -> Mapping[TensorKind, Encoding]:
     return use_for_all_kinds(Plain(config.wire.precision))
 
 
-def _bf16(config: RunConfig) -> Mapping[Kind, Encoding]:
-    return {**use_for_all_kinds(BFloat16()), "probabilities": Plain()}
+def _bf16(config: RunConfig) -> Mapping[TensorKind, Encoding]:
+    return {**use_for_all_kinds(BFloat16()), PROBABILITIES: Plain()}
 
 
-def _int8(config: RunConfig) -> Mapping[Kind, Encoding]:
+def _int8(config: RunConfig) -> Mapping[TensorKind, Encoding]:
     gradient = Int8(config.model.hidden, stochastic=True, seed=config.train.seed)
-    return {"representation": Int8(config.model.hidden), "gradient": gradient, "probabilities": Plain()}
+    return {REPRESENTATION: Int8(config.model.hidden), GRADIENT: gradient, PROBABILITIES: Plain()}
 
 
 ENCODINGS: dict[str, Precision] = {
@@ -552,7 +563,7 @@ ENCODINGS: dict[str, Precision] = {
 }
 
 
-def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[Kind, Encoding]:
+def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[TensorKind, Encoding]:
     """Return the encoding of each kind of tensor, in both directions.
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
@@ -571,15 +582,28 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
     encodings, num_clients = precision.make(config), config.data.num_clients
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
-    encodings = {**encodings, "owner gradient": encodings["gradient"]}
+    encodings = {**encodings, OWNER_GRADIENT: encodings[GRADIENT]}
     hiding: type[Ring] | None = config.privacy.way_to_hide.encoding
     if hiding is not None:
         assert precision.ring_bits is not None  # `RunConfig` refuses other precisions
         ring = hiding(precision.ring_bits, num_clients)
-        encodings = {**encodings, **use_for_all_kinds(ring), "probabilities": hiding(32, num_clients)}
-    return {**encodings, "change": Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
+        encodings = {**encodings, **use_for_all_kinds(ring), PROBABILITIES: hiding(32, num_clients)}
+    encodings = {**encodings, CHANGE: Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
+    for kind, encoding in encodings.items():
+        _check_dtype(config.wire.precision, kind, encoding)
+    return encodings
+
+
+def _check_dtype(precision: str, kind: TensorKind, encoding: Encoding) -> None:
+    """Refuse an encoding, such as one of an extension, whose arrays no message can carry."""
+    for dtype in (encoding.dtype.str, encoding.answer.dtype.str):
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f"wire.precision={precision!r}: the encoding {encoding.name!r} of a {kind} has the dtype {dtype!r}, "
+                f"which no message can carry; use one of {', '.join(DTYPES)}."
+            )
 
 
 def find_compute_dtype(config: RunConfig) -> np.dtype[Any]:
     """Return the precision in which clients compute."""
-    return make_encodings(config)["representation"].compute_dtype
+    return make_encodings(config)[REPRESENTATION].compute_dtype

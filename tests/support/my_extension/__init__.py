@@ -18,8 +18,9 @@ from glasu.model.backbones import Backbone, ConvolutionBackbone
 from glasu.model.blocks import Draw, NodeSet
 from glasu.model.sampler import Sampler
 from glasu.model.task import Metric, Multiclass
-from glasu.wire.encodings import Array, Encoding, Kind, Plain, Precision, use_for_all_kinds
+from glasu.wire.encodings import Array, Encoding, Plain, Precision, use_for_all_kinds
 from glasu.wire.message_key import Key
+from glasu.wire.tensor_kinds import PROBABILITIES, TensorKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,8 +106,8 @@ class Ring(Encoding):
         return super().row_bytes(columns + 1)
 
 
-def make_rings(config: RunConfig) -> Mapping[Kind, Encoding]:
-    return {**use_for_all_kinds(Ring()), "probabilities": Plain()}
+def make_rings(config: RunConfig) -> Mapping[TensorKind, Encoding]:
+    return {**use_for_all_kinds(Ring()), PROBABILITIES: Plain()}
 
 
 RING = Precision(make_rings)
