@@ -433,7 +433,7 @@ def test_the_preset_decides_by_rules_alone_and_baselines_are_compared():
     report = simulate(parties, config).report
     assert report.race is not None
     assert (report.race.rounds, len(report.race.candidates)) == (0, 1)
-    baselines = train_baselines(report.config, lambda used: parties)
+    baselines = train_baselines([report.config], lambda used: parties)
     assert baselines["ensemble"].test is not None
     assert "must know who contributes" in baselines["smooth"].refused
     assert "smooth not possible" in compare_baselines(report, baselines)
