@@ -20,7 +20,6 @@ from typing import Any
 import glasu
 from glasu.cli.demo import make_demo_config
 from glasu.experiments.plan import METHOD_SETTINGS
-from glasu.html_report import BEST_PARTY
 from glasu.report import find_best_party
 from pairs import find_interval
 from tables import append_rows, markdown, place, positive, show
@@ -35,6 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "pooled": METHOD_SETTINGS["centralized"],
     "GLASU, Q = 1, labels at profile": {**METHOD_SETTINGS["glasu-1"], "labels": "profile"},
 }
+BEST_PARTY = "best party alone"
 ROWS = ("alone", BEST_PARTY, *list(RUNS)[1:])
 FIELDS = ("method", "rounds", "seed", "test_accuracy", "megabytes")
 

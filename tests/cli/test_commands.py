@@ -492,7 +492,7 @@ def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path, mo
     monkeypatch.setenv("COLUMNS", "80")
     result = glasu("demo", "--rounds", "2", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4", "best party alone"):
+    for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4", "best party"):
         assert name in result.stdout
     for name in ("profile", "follower", "reading"):
         assert name in result.stdout
@@ -510,8 +510,8 @@ def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path, mo
     )
     pairs = [pair for pair in zip(validation, test, strict=True) if pair[0] is not None]
     best = f"{100 * max(pairs, key=lambda pair: pair[0])[1]:.1f} %"
-    assert f"<td>best party alone</td><td>{best}</td>" in re.sub(r' class="words"', "", page)
-    assert re.search(rf"best party alone +{best}", table)
+    assert f"<td>best party</td><td>{best}</td>" in re.sub(r' class="words"', "", page)
+    assert re.search(rf"best party +{best}", table)
     assert report(tmp_path / "standalone")["traffic"]["messages"] == 0
     assert len(report(tmp_path / "standalone")["test"]["per_client"]) == 3
 

@@ -21,7 +21,7 @@ INTRODUCTION = (
     "Three departments of a news service have different data about the same users: profiles, the follower network, and "
     "reading habits. The interest of a user depends on the combination: on the professions of the users that the user "
     "follows, and on the reading habit. Methods: each department alone (standalone: the mean of the departments; best "
-    "party alone: the department that is best on validation, by its model or by label propagation); the average of "
+    "party: the department that is best on validation, by its model or by label propagation); the average of "
     "their predictions (ensemble); the average, propagated over each department's edges (smooth); GLASU with exact "
     "gradients (Q=1) and with four local steps per exchange (Q=4); one model on pooled data (centralized)."
 )
@@ -100,5 +100,5 @@ def run(args: argparse.Namespace) -> None:
     alone = (f"{party.name} {task.selected_by.format(score)}" for party, score in pairs if score is not None)
     print(f"standalone is the mean of the departments: {', '.join(alone)}")
     if (best := find_best_party(reports["standalone"])) is not None:
-        print(f"best party alone, chosen on validation: {best.party}, by {best.by}")
+        print(f"best party is the best of them on validation: {best.party}, by {best.by}")
     print(f"learning curves: {out / 'report.html'}")
