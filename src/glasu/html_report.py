@@ -47,8 +47,8 @@ def format_row(report: RunReport) -> tuple[str, ...]:
     )
 
 
-def list_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
-    """Return the rows of a table, by name. After a run of parties alone, one more row has the best of these parties.
+def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
+    """Format the rows of a table, one per run. After a run of parties alone, one more row has the best of these parties.
 
     It is the best on the validation nodes, by its model or by label propagation. Only its first metric is known.
     """
@@ -80,7 +80,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     task = make_task(first.config.train)
     score = html.escape(task.selected_by.title)
-    rows = list_rows(reports)
+    rows = format_rows(reports)
     curves = {name: _list_scores(report) for name, report in reports.items()}
     rounds = {name: ([entry.round for entry in report.history], curves[name]) for name, report in reports.items()}
     moved = {name: ([entry.bytes / 1e6 for entry in report.history], curves[name]) for name, report in reports.items()}

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.progress import show_progress
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
-    from glasu.html_report import list_headings, list_rows, render_report
+    from glasu.html_report import list_headings, format_rows, render_report
     from glasu.model.task import make_task
     from glasu.report import find_best_party
     from glasu.runtime.simulation import SimulationOptions, simulate
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     table = Table(title=TITLE, box=SIMPLE, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for heading in list_headings(task):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for row in list_rows(reports):
+    for row in format_rows(reports):
         table.add_row(*row)
     Console().print(table)
     pairs = zip(load_parties(base), reports["standalone"].test.per_client or (), strict=True)
