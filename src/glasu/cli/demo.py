@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.progress import show_progress
     from glasu.data.sources.catalog import load_parties
     from glasu.files import write_atomically
-    from glasu.html_report import list_headings, format_rows, render_report
+    from glasu.html_report import format_rows, list_headings, render_report
     from glasu.model.task import make_task
     from glasu.report import find_best_party
     from glasu.runtime.simulation import SimulationOptions, simulate
