@@ -48,7 +48,7 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 
 
 def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
-    """Format the rows of a table, one per run. After a run of parties alone, one more row has the best of these parties.
+    """Format the rows of a table, one per run. After a run of parties alone, one more row has the best of them.
 
     It is the best on the validation nodes, by its model or by label propagation. Only its first metric is known.
     """
