@@ -67,6 +67,20 @@ def test_the_line_compares_with_every_baseline_and_names_the_best_on_validation(
     )
 
 
+def test_the_best_of_the_baselines_can_be_one_party_by_label_propagation():
+    report = simulate(tiny_parties(), settings(**KEYS)).report
+
+    def scores(accuracy: float, **alone) -> SplitScores:
+        return SplitScores({"accuracy": accuracy}, per_client=(0.5, None, None), **alone)
+
+    alone = scores(0.5, per_client_propagation=(0.9, None, None))
+    found = {
+        "standalone": Baseline(test=alone, validation=alone),
+        "smooth": Baseline(test=alone, validation=scores(0.8)),
+    }
+    assert compare_baselines(report, found).endswith("; party a by label propagation is the best of them on validation")
+
+
 def test_a_difference_is_that_of_the_shown_numbers():
     assert ACCURACY.format_difference(0.28649, 0.27651) == "+0.9 points"  # 28.6 and 27.7; without rounding 0.998
     assert ACCURACY.format_difference(0.5, float("nan")) == "-"

@@ -15,7 +15,7 @@ from glasu.data.presets import list_chosen
 from glasu.errors import ConfigError, GlasuError
 from glasu.model.task import make_task
 from glasu.protocol.client import Client
-from glasu.report import Baseline, RaceSummary, RunReport, list_alone
+from glasu.report import AloneScores, Baseline, RaceSummary, RunReport, list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
     metric, method = make_task(report.config.train).selected_by, report.config.train.method
     own = report.test.metrics[metric.name]
     possible = {name: each for name, each in baselines.items() if each.test is not None}
-    parts = []
+    parts, scores = [], {name: _find_score(report.config, each) for name, each in possible.items()}
     for name, each in baselines.items():
         if each.test is None:
             parts.append(f"{name} not possible")
@@ -110,14 +110,19 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
         score = each.test.metrics[metric.name]
         notes = [f"{method} {metric.format_difference(own, score)}"]
         notes += [f"{each.bytes / 1e6:.2f} MB"] if each.bytes else []
-        notes += _describe_best_party(report, each) if name == next(iter(possible)) else []
+        if name == next(iter(possible)) and (party := _find_best_party(report, each)) is not None:
+            first = make_task(report.config.train).metrics[0]
+            who = _name_party(party)
+            notes.append(f"{who}, the best on validation: {first.title} {first.format(party.test)}")
+            if first.name == metric.name:  # otherwise the scores cannot be compared
+                scores[who] = party.validation
         parts.append(f"{name} {metric.format(score)} ({'; '.join(notes)})")
     line = f"{method} {metric.format(own)} ({report.traffic.total_bytes / 1e6:.1f} MB)"
     line += f"; baselines: {', '.join(parts)}"
     if not possible:
         return line
 
-    best = max(possible, key=lambda name: _find_score(report.config, possible[name]))
+    best = max(scores, key=lambda name: scores[name])
     return f"{line}; {best} is the best of them on validation{_describe_settings(possible)}"
 
 
@@ -132,14 +137,13 @@ def _describe_settings(baselines: Mapping[str, Baseline]) -> str:
     return "; settings, chosen on validation: " + "; ".join(f"{', '.join(own)}: {text}" for text, own in names.items())
 
 
-def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
-    """Return the test score of the best party on validation, by its model or by label propagation."""
-    metrics = make_task(report.config.train).metrics
+def _find_best_party(report: RunReport, alone: Baseline) -> AloneScores | None:
+    """Return the scores of the best party on validation, by its model or by label propagation."""
     if alone.test is None or alone.validation is None:
-        return []
+        return None
     candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)
-    if not candidates:
-        return []
-    best = max(candidates, key=lambda each: each.validation)
-    who = best.party if best.by == "model" else f"{best.party} by {best.by}"
-    return [f"party {who}, the best on validation: {metrics[0].title} {metrics[0].format(best.test)}"]
+    return max(candidates, key=lambda each: each.validation, default=None)
+
+
+def _name_party(best: AloneScores) -> str:
+    return f"party {best.party}" if best.by == "model" else f"party {best.party} by {best.by}"
