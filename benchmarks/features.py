@@ -6,7 +6,7 @@ Every data set is trained with raw features (`data.features = "none"`) and with 
 without one more column per party ("+ time"): the seconds since 1970 of a random time within a year. Such a column says
 nothing about the classes. In "auto + rows", every prepared row is also divided by its length. There are two settings:
 the default model, and two layers of sage. The score is the test accuracy, or the ROC AUC where there are two classes.
-Runs in the file are not repeated.
+With `--split validation` it is the score of the validation nodes. Runs in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -48,8 +48,13 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     },
 }
 VARIANTS = ("none", "auto", "none + time", "auto + time", "auto + rows")
+CHANGES = {  # heading -> the two variants whose scores are compared
+    "auto - none": ("none", "auto"),
+    "change by time": ("auto", "auto + time"),
+    "change by rows": ("auto", "auto + rows"),
+}
 NOW, YEAR = 1.7e9, 3.15e7
-Key = tuple[str, str, str, int, int]  # data set, setting, variant, rounds, seed
+Key = tuple[str, str, str, int, int, str]  # data set, setting, variant, rounds, seed, split
 
 
 def add_timestamps(party: glasu.PartyData, seed: int) -> glasu.PartyData:
@@ -65,8 +70,8 @@ def divide_rows(party: glasu.PartyData) -> glasu.PartyData:
     return replace(party, features=normalize(features), feature_names=())
 
 
-def run(dataset: str, setting: str, variant: str, rounds: int, seed: int) -> float:
-    """Train one model and return its test score in per cent."""
+def run(dataset: str, setting: str, variant: str, rounds: int, seed: int, split: str) -> float:
+    """Train one model and return its score on a split in per cent."""
     prepared, _, added = variant.partition(" + ")
     config = glasu.RunConfig(
         data=glasu.DataConfig(name=dataset, split=(0.6, 0.2, 0.2)),
@@ -82,10 +87,10 @@ def run(dataset: str, setting: str, variant: str, rounds: int, seed: int) -> flo
     owner = parties[0]
     assert owner.labels is not None
     assert owner.splits is not None
-    test = owner.splits.test
+    nodes = {"validation": owner.splits.validation, "test": owner.splits.test}[split]
     if len(owner.classes) > 2:
-        return 100 * float(model.score(parties, nodes=test))
-    return 100 * float(roc_auc_score(owner.labels[test], model.predict_proba(parties, test)[:, 1]))
+        return 100 * float(model.score(parties, nodes=nodes))
+    return 100 * float(roc_auc_score(owner.labels[nodes], model.predict_proba(parties, nodes)[:, 1]))
 
 
 def read_runs(path: Path) -> dict[Key, float]:
@@ -94,7 +99,14 @@ def read_runs(path: Path) -> dict[Key, float]:
         return {}
     with path.open(newline="") as file:
         return {
-            (row["dataset"], row["setting"], row["variant"], int(row["rounds"]), int(row["seed"])): float(row["score"])
+            (
+                row["dataset"],
+                row["setting"],
+                row["variant"],
+                int(row["rounds"]),
+                int(row["seed"]),
+                row["split"],
+            ): float(row["score"])
             for row in csv.DictReader(file)
         }
 
@@ -105,19 +117,19 @@ def append_run(path: Path, key: Key, score: float) -> None:
     with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if is_new:
-            writer.writerow(["dataset", "setting", "variant", "rounds", "seed", "score"])
+            writer.writerow(["dataset", "setting", "variant", "rounds", "seed", "split", "score"])
         writer.writerow([*key, f"{score:.4f}"])
 
 
 def compare(dataset: str, setting: str, scores: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return a table row: the mean scores, and the changes by preparation and by timestamps."""
+    """Return a table row: the mean scores, and the changes by preparation, by timestamps and by length of rows."""
     means = {variant: fmean(values) for variant, values in scores.items()}
     shown = [f"{means[variant]:.1f}" if variant in means else "-" for variant in VARIANTS]
     changes = [
         f"{means[after] - means[before]:+.1f}" if {after, before} <= set(means) else "-"
-        for before, after in (("none", "auto"), ("auto", "auto + time"))
+        for before, after in CHANGES.values()
     ]
-    return [dataset, setting, str(len(scores["auto"])), *shown, *changes]
+    return [dataset, setting, str(max(map(len, scores.values()))), *shown, *changes]
 
 
 def main() -> None:
@@ -127,6 +139,7 @@ def main() -> None:
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
     parser.add_argument("--rounds", type=positive, default=40)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds 0..N-1")
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help="nodes of the score")
     parser.add_argument("--quick", action="store_true", help="wisconsin and minesweeper, 5 rounds, one seed")
     parser.add_argument("--runs", type=place, default=Path("features.csv"), metavar="FILE", help="finished runs")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")
@@ -140,13 +153,13 @@ def main() -> None:
             scores: dict[str, list[float]] = {variant: [] for variant in given.variants}
             for seed in range(given.seeds):
                 for variant in given.variants:
-                    key = (dataset, setting, variant, given.rounds, seed)
+                    key = (dataset, setting, variant, given.rounds, seed, given.split)
                     if key not in done:
                         done[key] = run(*key)
                         append_run(given.runs, key, done[key])
                     scores[variant].append(done[key])
             rows.append(compare(dataset, setting, scores))
-    header = ["data", "setting", "seeds", *VARIANTS, "auto - none", "change by time"]
+    header = ["data", "setting", "seeds", *VARIANTS, *CHANGES]
     show(markdown(header, rows), given.out)
 
 

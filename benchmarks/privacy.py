@@ -100,7 +100,7 @@ class Bench:
             config = make_config(self.args, dataset, "mean", seed)
             file = self.cache / f"baselines-{config.digest()}.json"
             if not file.is_file():
-                found = train_baselines(config, glasu.load_parties)
+                found = train_baselines([config], glasu.load_parties)
                 accuracies = {method: each.test.accuracy for method, each in found.items() if each.test is not None}
                 print(f"# {dataset} baselines seed {seed}: {accuracies}", flush=True)
                 file.write_text(json.dumps(accuracies))

@@ -93,7 +93,10 @@ def test_on_the_demo_data_glasu_with_exact_gradients_is_far_above_every_departme
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_on_the_demo_data_glasu_is_near_pooled_data_and_far_above_every_department(seed):
+def test_on_the_demo_data_glasu_is_near_pooled_data_and_far_above_every_cheap_method(seed):
     joint = demo_accuracy("glasu-1", 120, seed).accuracy
     assert joint >= demo_accuracy("centralized", 120, seed).accuracy - 0.02
-    assert joint >= max(demo_accuracy("standalone", 120, seed).per_client) + 0.2
+    alone = demo_accuracy("standalone", 120, seed)
+    parties = [each for each in (*alone.per_client, *alone.per_client_propagation) if each is not None]
+    cheap = [demo_accuracy(method, 120, seed).accuracy for method in ("ensemble", "smooth")]
+    assert joint >= max(*parties, *cheap) + 0.1

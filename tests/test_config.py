@@ -299,7 +299,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"checkpoint_every": -1}, "checkpoint_every", "0 means never"),
         ("train", {"seed": -1}, "seed", "[0, 2^63-1]"),
         ("train", {"seed": 2**63}, "seed", "must fit into 64 bits"),
-        ("train", {"method": "standalone", "labels": "a"}, "labels", "labels at every party"),
+        ("train", {"method": "ensemble", "labels": "a"}, "labels", "labels at every party"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_rule_it_breaks(section, values, key, way_out):

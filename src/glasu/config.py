@@ -307,7 +307,8 @@ class RunConfig:
             self._check_once(method)
         else:
             self.model.need_layers(silent or self.model.aggregation_layers[-1] == self.model.num_layers - 1)
-        if silent and self.train.labels != "all" and not method.averages:
+        trains_alone = method.prescribes("model", "aggregation_layers")  # it expects no gradient from other parties
+        if silent and self.train.labels != "all" and not trains_alone:
             raise ConfigError(
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
                 'add an aggregation layer, or use labels = "all".'

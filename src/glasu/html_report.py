@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from glasu.data.methods import has_server
 from glasu.model.task import Metric, Task, make_task
-from glasu.report import RunReport
+from glasu.report import RunReport, find_best_party
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
+BEST_PARTY = "best party"  # a longer name would widen the table of the demo to more than 80 columns
 Curve = tuple[Sequence[float], Sequence[float]]  # positions and values
 PLOT = {"displayModeBar": False, "responsive": True}
 STYLE = """
@@ -45,6 +47,22 @@ def format_row(report: RunReport) -> tuple[str, ...]:
     )
 
 
+def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
+    """Format the rows of a table, one per run. After a run of parties alone, one more row has the best of them.
+
+    It is the best on the validation nodes, by its model or by label propagation. Only its first metric is known.
+    """
+    rows = []
+    for name, report in reports.items():
+        rows.append((name, *format_row(report)))
+        best = find_best_party(report)
+        if best is not None and len(report.parties) > 1 and not has_server(report.config):
+            task = make_task(report.config.train)
+            dashes = ["-"] * (len(list_headings(task)) - 2)
+            rows.append((BEST_PARTY, task.metrics[0].format(best.test), *dashes))
+    return rows
+
+
 def _format_score(report: RunReport, metric: Metric) -> str:
     """Format a test score; a server has none if the parties keep the scores."""
     return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
@@ -62,7 +80,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     task = make_task(first.config.train)
     score = html.escape(task.selected_by.title)
-    rows = [(name, *format_row(report)) for name, report in reports.items()]
+    rows = format_rows(reports)
     curves = {name: _list_scores(report) for name, report in reports.items()}
     rounds = {name: ([entry.round for entry in report.history], curves[name]) for name, report in reports.items()}
     moved = {name: ([entry.bytes / 1e6 for entry in report.history], curves[name]) for name, report in reports.items()}

@@ -53,7 +53,8 @@ class SplitScores(JsonRecord):
     # propagation over its edges. None for a client without labels, or without edges.
     per_client: tuple[float | None, ...] | None = None
     per_client_propagation: tuple[float | None, ...] | None = None
-    per_client_better: tuple[str, ...] | None = None  # "model" or "propagation"; only of the validation split
+    # "model" or "propagation"; only of the validation split
+    per_client_better: tuple[str | None, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a flat dictionary of the metrics and the other fields."""
@@ -86,6 +87,12 @@ def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores)
             if here is not None and there is not None:
                 found.append(AloneScores(name, by, here, there))
     return found
+
+
+def find_best_party(report: RunReport) -> AloneScores | None:
+    """Return the party alone, with its model or label propagation, that is best on the validation nodes."""
+    names = [party.name for party in report.parties]
+    return max(list_alone(names, report.validation, report.test), key=lambda each: each.validation, default=None)
 
 
 @dataclass(frozen=True)
@@ -403,12 +410,13 @@ class RunReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(JsonRecord):
-    """Results and cost of a cheaper method with the settings of a run, or the reason why it is not possible."""
+    """Results and cost of a cheaper method with the best of its settings, or the reason why it is not possible."""
 
     test: SplitScores | None = None
     validation: SplitScores | None = None
     bytes: int = 0
     exchanges: int = 0
+    settings: Mapping[str, Any] | None = None  # those in which the tried settings differ; None: one setting was tried
     refused: str | None = None
 
     @classmethod

@@ -198,7 +198,7 @@ BAD_SETTINGS = [
     (["privacy.secure_aggregation=ckks", "model.aggregation=concat"], ['model.aggregation="concat"', "ckks"]),
     (["privacy.secure_aggregation=masks", "model.aggregation=concat"], ['model.aggregation="concat"', "masks"]),
     (["wire.precision=int4"], ["precision='int4'", '"int8"']),
-    (["train.method=standalone", "train.labels=a"], ["labels='a'"]),
+    (["train.method=ensemble", "train.labels=a"], ["labels='a'"]),
     (["train.task=multilabel"], ['train.task="multilabel"', 'train.task = "multiclass"']),
     (["train.task=binary"], ["one of two classes", "of 3 classes", 'train.task = "multiclass"']),
     (["train.task=regression"], ["one number per node", 'train.task = "multiclass"', 'label_type = "number"']),
@@ -492,7 +492,7 @@ def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path, mo
     monkeypatch.setenv("COLUMNS", "80")
     result = glasu("demo", "--rounds", "2", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4"):
+    for name in ("centralized", "standalone", "ensemble", "smooth", "GLASU Q=1", "GLASU Q=4", "best party"):
         assert name in result.stdout
     for name in ("profile", "follower", "reading"):
         assert name in result.stdout
@@ -504,6 +504,14 @@ def test_demo_compares_six_methods_and_leaves_a_self_contained_page(tmp_path, mo
     assert "<script src=" not in page
     assert "<link" not in page
     assert "GLASU Q=4" in page
+    alone = report(tmp_path / "standalone")
+    validation, test = (
+        [*alone[split]["per_client"], *alone[split]["per_client_propagation"]] for split in ("validation", "test")
+    )
+    pairs = [pair for pair in zip(validation, test, strict=True) if pair[0] is not None]
+    best = f"{100 * max(pairs, key=lambda pair: pair[0])[1]:.1f} %"
+    assert f"<td>best party</td><td>{best}</td>" in re.sub(r' class="words"', "", page)
+    assert re.search(rf"best party +{best}", table)
     assert report(tmp_path / "standalone")["traffic"]["messages"] == 0
     assert len(report(tmp_path / "standalone")["test"]["per_client"]) == 3
 

@@ -457,8 +457,8 @@ def test_the_table_of_partitions_pairs_every_method_with_glasu(partitions, tmp_p
     assert [row[1:3] for row in table.rows] == [(way, labels) for way in PARTITION_KEYS for labels in ("all", "a")]
     found = {(row["method"], row["setting"].split(" M=")[0], int(row["seed"])): row for row in rows(folder)}
     assert len(found) == 3 * (
-        6 * len(PARTITION_KEYS) + 1
-    )  # 4 methods with labels everywhere, 2 at one party, pooled data once
+        7 * len(PARTITION_KEYS) + 1
+    )  # 4 methods with labels everywhere, 3 at one party, pooled data once
     for row in table.rows:
         _, partition, labels, *_ = row
         cells = dict(zip(table.headings, row, strict=True))
@@ -491,6 +491,7 @@ def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_
         parties = [(here, there) for here, there in zip(validation, test, strict=True) if here is not None]
         _, best = max(parties, key=lambda scores: scores[0])
         assert shown[partition, "all"] == f"{100 * best:.1f}"
+        # The owner's training does not depend on the labels of the others.
         owner = [(validation[index], test[index]) for index in (0, 3) if validation[index] is not None]
         assert shown[partition, "a"] == f"{100 * max(owner, key=lambda scores: scores[0])[1]:.1f}"
 
@@ -510,7 +511,7 @@ def test_a_seed_that_failed_is_missing_from_its_column_only(tmp_path):
         rate = {"learning_rate": 1e30} if (partition, method) == ("edges", "glasu") else {}
         return small_divided(dataset, partition, method).replace(train=rate)
 
-    with pytest.raises(TrainingError, match=r"2 of 31 runs failed; the first was synthetic/glasu-1-edges.*diverged"):
+    with pytest.raises(TrainingError, match=r"2 of 36 runs failed; the first was synthetic/glasu-1-edges.*diverged"):
         run_all(tmp_path, "partitions", plan=Plan(divided=wild))
     (line,) = [line for line in (tmp_path / "tables.md").read_text().splitlines() if "| edges | all |" in line]
     cells = dict(zip(PARTITION_HEADS, line.strip("| ").split(" | "), strict=True))
@@ -525,7 +526,7 @@ def test_a_task_of_two_classes_is_compared_by_the_area_under_the_curve(tmp_path)
 
     plan = Plan(divided=binary)
     done, lines = run_all(tmp_path, "partitions", plan=plan)
-    assert sum("test ROC AUC 0." in line or "test ROC AUC 1" in line for line in lines) == 31
+    assert sum("test ROC AUC 0." in line or "test ROC AUC 1" in line for line in lines) == 36
     config = binary("synthetic", "apart", "glasu")
     report = glasu.train(load_parties(config), config)
     (row,) = [row for row in rows(tmp_path) if (row["method"], row["setting"][:16]) == ("glasu-1", "apart labels=all")]

@@ -316,6 +316,13 @@ def test_a_trial_is_worth_the_validation_score_of_its_run(run_file, method, pati
     assert outcome.marks[-1] == outcome.score
 
 
+def test_a_trial_in_which_only_the_label_owner_trains_alone_ends_with_it(run_file):
+    config = RunConfig.from_toml(run_file, ["train.method=standalone", "train.labels=a", "train.num_rounds=8"])
+    outcome = run_trial(Terms(config), {})
+    assert outcome.state == "complete"
+    assert outcome.score == glasu.train(load_parties(config), config).validation.accuracy
+
+
 @pytest.mark.parametrize("method", ["glasu", "standalone"])
 def test_a_trial_below_the_goal_of_a_mark_ends_there(run_file, method):
     config = RunConfig.from_toml(run_file, [f"train.method={method}", "train.num_rounds=10", "train.evaluate_every=1"])

@@ -13,6 +13,7 @@ from glasu.errors import ConfigError, DataError, GlasuError
 from glasu.model.propagation import ALPHAS
 from glasu.protocol.messages import Scores, Waiting
 from glasu.protocol.requests import RoundDone
+from glasu.report import list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
 from support.tiny import settings, tiny_parties
@@ -253,6 +254,30 @@ def test_standalone_compares_each_model_with_label_propagation():
     scores = zip(report.validation.per_client_propagation, report.validation.per_client, strict=True)
     expected = tuple("propagation" if here is not None and here > there else "model" for here, there in scores)
     assert report.validation.per_client_better == expected
+
+
+def test_with_labels_at_one_party_only_this_party_trains_alone_and_its_label_propagation_counts():
+    everywhere = run(tiny_parties(num_nodes=NODES), method="standalone").report
+    done = run(tiny_parties(num_nodes=NODES), method="standalone", labels="b")
+    report = done.report
+    for split in ("validation", "test"):
+        owner, whole = getattr(report, split), getattr(everywhere, split)
+        assert owner.per_client == (None, whole.per_client[1], None)
+        assert owner.per_client_propagation == (None, whole.per_client_propagation[1], None)
+        assert owner.accuracy == whole.per_client[1]
+    assert report.validation.per_client_better == (None, everywhere.validation.per_client_better[1], None)
+    assert report.weights_sha256[1] == everywhere.weights_sha256[1]
+    assert [bool(client.progress.losses) for client in done.clients] == [False, True, False]
+    assert report.traffic.messages == 0
+    assert [each.party for each in list_alone("abc", report.validation, report.test)] == ["b", "b"]
+
+
+def test_with_labels_at_one_party_only_the_model_of_this_party_predicts():
+    parties = tiny_parties(num_nodes=NODES, owner="b")
+    model = TrainedModel.of(run(parties, method="standalone", labels="b").clients)
+    assert model.predict_proba(parties, party="b").shape == (NODES, 3)
+    with pytest.raises(ConfigError, match=r"party='a'.*choose the one that predicts: b\."):
+        model.predict_proba(parties, party="a")
 
 
 def test_a_party_that_sends_no_probabilities_in_an_ensemble_is_named():

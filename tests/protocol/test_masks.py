@@ -438,7 +438,7 @@ def test_the_preset_decides_by_rules_alone_and_baselines_are_compared(caplog):
     (line,) = [line for line in caplog.messages if "the preset chose" in line]
     assert "by rules, without a race: the server has no validation scores" in line
     assert f" and {sum(report.race.releases.values())} releases so far." in line
-    baselines = train_baselines(report.config, lambda used: parties)
+    baselines = train_baselines([report.config], lambda used: parties)
     assert baselines["ensemble"].test is not None
     assert "must know who contributes" in baselines["smooth"].refused
     assert "smooth not possible" in compare_baselines(report, baselines)

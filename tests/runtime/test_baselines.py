@@ -8,10 +8,11 @@ import re
 import pytest
 
 from glasu.cli.main import main
+from glasu.config import TrainConfig
 from glasu.model.task import ACCURACY, Metric
 from glasu.report import Baseline, SplitScores
-from glasu.runtime.baselines import compare_baselines, train_baselines
-from support.races import GOOD
+from glasu.runtime.baselines import compare_baselines, list_settings, train_baselines
+from support.races import CASES, GOOD, race
 from support.small import SMALL
 from support.tiny import settings, simulate, tiny_parties
 
@@ -21,7 +22,7 @@ KEYS = {"num_rounds": 4, "evaluate_every": 2, "optimizer": "adam", "learning_rat
 
 def test_the_baselines_are_the_runs_of_their_methods():
     parties = tiny_parties()
-    found = train_baselines(settings(**KEYS, aggregation_layers=(1, 3)), lambda config: parties)
+    found = train_baselines([settings(**KEYS, aggregation_layers=(1, 3))], lambda config: parties)
     assert list(found) == BASELINES
     for method, baseline in found.items():
         report = simulate(parties, settings(**KEYS, method=method)).report
@@ -29,15 +30,16 @@ def test_the_baselines_are_the_runs_of_their_methods():
         assert (baseline.bytes, baseline.exchanges) == (report.traffic.total_bytes, report.traffic.exchanges)
 
 
-def test_with_labels_at_one_party_only_smoothing_is_possible():
+def test_with_labels_at_one_party_only_the_ensemble_is_impossible():
     parties = tiny_parties(owner="b")
     config = settings(**KEYS, labels="b")
-    found = train_baselines(config, lambda config: parties)
-    assert [name for name, baseline in found.items() if baseline.test is not None] == ["smooth"]
+    found = train_baselines([config], lambda config: parties)
+    assert [name for name, baseline in found.items() if baseline.test is not None] == ["standalone", "smooth"]
     assert "needs labels at every party" in found["ensemble"].refused
     line = compare_baselines(simulate(parties, config).report, found)
-    assert "standalone not possible, ensemble not possible, smooth" in line
-    assert "party b, the best on validation: accuracy" in line
+    assert re.search(
+        r"standalone [\d.]+ % .*party b.*, the best on validation: accuracy .*, ensemble not possible, smooth", line
+    )
 
 
 def test_the_line_compares_with_every_baseline_and_names_the_best_on_validation():
@@ -65,6 +67,20 @@ def test_the_line_compares_with_every_baseline_and_names_the_best_on_validation(
     )
 
 
+def test_the_best_of_the_baselines_can_be_one_party_by_label_propagation():
+    report = simulate(tiny_parties(), settings(**KEYS)).report
+
+    def scores(accuracy: float, **alone) -> SplitScores:
+        return SplitScores({"accuracy": accuracy}, per_client=(0.5, None, None), **alone)
+
+    alone = scores(0.5, per_client_propagation=(0.9, None, None))
+    found = {
+        "standalone": Baseline(test=alone, validation=alone),
+        "smooth": Baseline(test=alone, validation=scores(0.8)),
+    }
+    assert compare_baselines(report, found).endswith("; party a by label propagation is the best of them on validation")
+
+
 def test_a_difference_is_that_of_the_shown_numbers():
     assert ACCURACY.format_difference(0.28649, 0.27651) == "+0.9 points"  # 28.6 and 27.7; without rounding 0.998
     assert ACCURACY.format_difference(0.5, float("nan")) == "-"
@@ -88,7 +104,9 @@ def test_the_command_stores_the_baselines_and_ends_with_the_line(asked, tmp_path
 
 
 @pytest.mark.parametrize(("preset", "rounds"), [("one-candidate", 20), ("the-preferred-one-wins", 3)])
-def test_the_baselines_have_the_settings_of_the_only_candidate_of_a_preset(preset, rounds, tmp_path):
+def test_the_baselines_choose_between_the_only_candidate_of_a_preset_and_the_settings_without_it(
+    preset, rounds, tmp_path
+):
     """A preset with one candidate, and a run that is too short for a race, so that the rules decide."""
 
     def train(name: str, keys: str, *options: str) -> dict:
@@ -100,5 +118,42 @@ def test_the_baselines_have_the_settings_of_the_only_candidate_of_a_preset(prese
 
     found = train("preset", f'preset = "{preset}"', "--baselines")
     assert found["config"]["train"]["learning_rate"] == GOOD
-    alone = train("alone", f'preset = "none"\nlearning_rate = {GOOD}\nmethod = "standalone"')
-    assert found["baselines"]["standalone"]["test"] == alone["test"]
+    alone = [
+        train(f"alone at {rate}", f'preset = "none"\nlearning_rate = {rate}\nmethod = "standalone"')
+        for rate in (TrainConfig.learning_rate, GOOD)
+    ]
+    best = max(alone, key=lambda each: each["validation"]["accuracy"])
+    assert found["baselines"]["standalone"]["test"] == best["test"]
+    rate = best["config"]["train"]["learning_rate"]
+    assert found["baselines"]["standalone"]["settings"] == {"train.learning_rate": rate}
+
+
+@pytest.mark.parametrize("name", ["another one wins", "the preferred one wins"])
+def test_after_a_race_each_baseline_has_the_best_of_all_settings_on_validation(name):
+    config, parties = race(name, labels="b")
+    report = simulate(parties, config).report
+    tried = list_settings(config, report.race)
+    rates = [each.train.learning_rate for each in tried]
+    assert sorted(rates[1:]) == sorted(CASES[name])
+    assert rates[0] == TrainConfig.learning_rate
+    found = train_baselines(tried, lambda config: parties)
+    for method in ("standalone", "smooth"):
+        own = [simulate(parties, each.replace(train={"method": method})).report for each in tried]
+        best = max(own, key=lambda each: each.validation.accuracy)
+        assert (found[method].test, found[method].validation) == (best.test, best.validation)
+        assert found[method].settings == {"train.learning_rate": best.config.train.learning_rate}
+    assert "needs labels at every party" in found["ensemble"].refused
+    line = compare_baselines(report, found)
+    chosen = [found[method].settings["train.learning_rate"] for method in ("standalone", "smooth")]
+    assert line.partition("; settings, chosen on validation: ")[2] == (
+        f"standalone, smooth: train.learning_rate={chosen[0]}"
+        if chosen[0] == chosen[1]
+        else f"standalone: train.learning_rate={chosen[0]}; smooth: train.learning_rate={chosen[1]}"
+    )
+
+
+def test_settings_that_differ_only_for_joint_training_are_tried_once():
+    parties = tiny_parties()
+    exact, local = (settings(**KEYS, backward=kind, aggregation_layers=(1, 3)) for kind in ("joint", "local"))
+    found = train_baselines([exact, local], lambda config: parties)
+    assert [each.settings for each in found.values()] == [None, None, None]

@@ -163,10 +163,10 @@ def test_traffic_counts_what_both_processes_sent(tmp_path):
         assert sum(traffic["by_phase"].values()) == sum(traffic["by_kind"].values()) == sizes
 
 
-@pytest.mark.parametrize("method", ["standalone", "centralized"])
-def test_parties_that_train_alone_go_on_too(method, tmp_path):
+@pytest.mark.parametrize(("method", "labels"), [("standalone", "all"), ("standalone", "b"), ("centralized", "all")])
+def test_parties_that_train_alone_go_on_too(method, labels, tmp_path):
     config = settings(num_rounds=6, evaluate_every=1, dropout=0.5, precision="fp32", patience=2, learning_rate=0.5)
-    config = config.replace(train={"method": method, "num_local_steps": 1})
+    config = config.replace(train={"method": method, "labels": labels, "num_local_steps": 1})
     parties = tiny_parties()
     events = []
     unbroken = outcome(simulate(parties, config, observer=events.append, workers=1).report)

@@ -4,7 +4,8 @@ It writes report.json (metrics, traffic, time, releases), model/ (the selected w
 every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
 them. They are removed at the end. A finished run is replaced only with --fresh; without it, the same command trains
 nothing. With --baselines it also trains the parties alone, and compares the result with each party alone, with averaged
-predictions, and with averages that are smoothed over the edges.
+predictions, and with averages that are smoothed over the edges. Where a preset chose the settings of the run, each of
+these methods takes the best of all candidates and of the settings as written, on validation nodes.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> None:
             return
         out = make_output_folder(args.out)
 
-        from glasu.config import describe_profile, resolve
+        from glasu.config import describe_profile
         from glasu.data.sources.catalog import load_data, load_parties
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
-        from glasu.runtime.baselines import compare_baselines, train_baselines
+        from glasu.runtime.baselines import compare_baselines, list_settings, train_baselines
         from glasu.runtime.checkpointing import hold_checkpoint_folder
         from glasu.runtime.ledger_file import LEDGERS
         from glasu.runtime.policy_file import find_policies
@@ -85,9 +86,8 @@ def run(args: argparse.Namespace) -> None:
             TrainedModel.of(simulation.clients).save(out / "model")
             report = simulation.report
             if args.baselines:
-                decided, _ = resolve(config, loaded.parties[0].num_nodes)
-                used = decided if report.race is None else report.config  # the settings that the preset chose
-                report = replace(report, baselines=train_baselines(used, load_parties))
+                tried = list_settings(config, report.race)
+                report = replace(report, baselines=train_baselines(tried, load_parties))
             write_atomically(out / "report.json", report.to_json().encode())
             for path in checkpoints.glob("*.checkpoint"):
                 path.unlink()

@@ -81,7 +81,7 @@ METHODS: dict[str, Method] = {
         prepare=_pool,
         one_party=True,
     ),
-    "standalone": Method(prescribe=_train_alone, is_baseline=True, needs_all_labels=True),
+    "standalone": Method(prescribe=_train_alone, is_baseline=True),
     "ensemble": Method(
         prescribe=_train_alone, is_baseline=True, needs_all_labels=True, between_machines=True, averages=True
     ),

@@ -249,6 +249,9 @@ def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Prepa
     known for all nodes. Features are read in blocks of rows, so they can be a memory map. The medians of a graph with
     more than 65,536 nodes are those of 65,536 evenly spaced nodes.
 
+    RobustScaler itself is not used: it needs the whole matrix in memory, cannot centre columns of a sparse matrix, and
+    is stored with pickle. A test compares the last rule with it.
+
     Args:
         features: the features of all nodes of a party.
         piece_bytes: the size of the blocks that are read.

@@ -177,14 +177,12 @@ class Plan:
     def _make_partition_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
         """Return a run of the table of partitions.
 
-        Pooled data does not depend on the partition, so all rows of a data set share this run. The result of the label
-        owner alone comes from the run in which every party trains alone.
+        Pooled data does not depend on the partition, so all rows of a data set share this run.
         """
         if method == "centralized":
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
             where = "undivided"
         else:
-            labels = "all" if method == "standalone" else labels
             config = self.divided(dataset, partition, method).replace(train={"labels": labels})
             where = f"{partition} labels={labels}"
         name = f"glasu-{config.train.num_local_steps}" if method == "glasu" else method

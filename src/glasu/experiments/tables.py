@@ -292,8 +292,7 @@ def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, f
     scores = {}
     for result in results:
         alone = result.alone if result.row.method == "standalone" else ()
-        own = [each for each in alone if row.labels in ("all", each.party)]
-        best = max(own, key=lambda each: each.validation, default=None)
+        best = max(alone, key=lambda each: each.validation, default=None)
         scores[result.row.seed] = 100 * (result.row.test_score if best is None else best.test)
     return scores
 

@@ -116,7 +116,8 @@ def run_trial(
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
         combines = find_method(seeded).averages
-        runs.append(_Run(len(parties), terms.max_bytes, should_stop, combines=combines))
+        evaluated = len(parties) if seeded.train.labels == "all" else 1  # parties with labels
+        runs.append(_Run(evaluated, terms.max_bytes, should_stop, combines=combines))
         try:
             runs[-1].train(parties, seeded, workers)
         except TrainingError as error:
@@ -135,10 +136,10 @@ class _Run:
     """One run and its evaluations. Parties that train alone have separate evaluations."""
 
     def __init__(
-        self, num_parties: int, max_bytes: int | None, should_stop: Callable[[float], bool], *, combines: bool = False
+        self, num_evaluated: int, max_bytes: int | None, should_stop: Callable[[float], bool], *, combines: bool = False
     ) -> None:
         self.combines = combines  # whether only the combined prediction of the parties counts
-        self.num_parties, self.max_bytes, self.should_stop = num_parties, max_bytes, should_stop
+        self.num_evaluated, self.max_bytes, self.should_stop = num_evaluated, max_bytes, should_stop
         self.evaluations: dict[str | None, list[_Evaluation]] = {}
         self.trained: set[str | None] = set()
         self.pruned = self.over_budget = self.ended = False
@@ -203,7 +204,7 @@ class _Run:
             self.trained.add(party)
         training = [items for who, items in self.evaluations.items() if who not in self.trained]
         behind = any(items[-1].round < event.round for items in training)
-        if behind or len(self.evaluations) < (1 if party is None else self.num_parties):
+        if behind or len(self.evaluations) < (1 if party is None else self.num_evaluated):
             return  # other parties have not finished this round
         share = event.round / num_rounds
         if self.max_bytes is not None:

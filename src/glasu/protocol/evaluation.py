@@ -95,8 +95,8 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     """Client column: test the selected weights; return the metrics."""
     client.learner.model.load_state_dict(client.progress.best_weights)
     propagated = None
-    has_edges, labels_nodes = client.party.graph.num_edges > 0, client.learner.task.examples_are_nodes
-    if client.is_alone and has_edges and labels_nodes and not find_method(client.requested).one_party:
+    can_propagate = client.has_labels and client.party.graph.num_edges > 0 and client.learner.task.examples_are_nodes
+    if client.is_alone and can_propagate and not find_method(client.requested).one_party:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
     evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)

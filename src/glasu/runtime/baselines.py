@@ -1,32 +1,80 @@
-"""Train the cheap alternatives to joint training with the settings of a run, and compare them with it."""
+"""Train the cheap alternatives to joint training with fair settings, and compare them with a run."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from glasu import registry
-from glasu.config import RunConfig
+from glasu.config import RunConfig, list_candidates
+from glasu.data.methods import override_settings
 from glasu.data.party import PartyData
-from glasu.errors import GlasuError
+from glasu.data.presets import list_chosen
+from glasu.errors import ConfigError, GlasuError
 from glasu.model.task import make_task
 from glasu.protocol.client import Client
-from glasu.report import Baseline, RunReport, list_alone
+from glasu.report import AloneScores, Baseline, RaceSummary, RunReport, list_alone
 from glasu.runtime.simulation import SimulationOptions, simulate
 
 log = logging.getLogger(__name__)
 
 
-def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[PartyData]]) -> dict[str, Baseline]:
-    """Return the results of every baseline, by method. The parties train once; all baselines use the same weights.
+def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig]:
+    """Return the settings that the baselines of a run try: those without a preset, and those of every candidate.
+
+    The preset chose its candidates for GLASU. So the baselines, too, may choose, on the validation nodes.
 
     Args:
-        config: the settings of the run, as requested.
+        config: the requested settings of the run.
+        race: the candidates that fitted the data; None if there was only one.
+    """
+    candidates = list_candidates(config)
+    fitting = None if race is None else [each.settings for each in race.candidates]
+    found = [
+        each for index, each in enumerate(candidates) if fitting is None or list_chosen(candidates, index) in fitting
+    ]
+    return [each.replace(train={"preset": "none"}) for each in (config, *found)]
+
+
+def train_baselines(
+    settings: Sequence[RunConfig], load: Callable[[RunConfig], Sequence[PartyData]]
+) -> dict[str, Baseline]:
+    """Return the results of every baseline, by method, with the settings that are best on the validation nodes.
+
+    Args:
+        settings: the settings to try. Settings that are equal for parties that train alone are tried once.
         load: returns the parties, given settings.
     """
+    methods = list(registry.select("method", is_baseline=True))
+    tried: dict[RunConfig, RunConfig] = {}  # what the parties use -> what was given
+    for config in settings:
+        tried.setdefault(_find_own_settings(config, methods[0]), config)
+    found: dict[str, Baseline] = {}
+    for index, config in enumerate(tried.values()):
+        chosen = list_chosen(list(tried), index) or None
+        for method, baseline in _train_with(config, methods, load).items():
+            if method not in found or _find_score(config, baseline) > _find_score(config, found[method]):
+                found[method] = replace(baseline, settings=chosen if baseline.test is not None else None)
+    return found
+
+
+def _find_own_settings(config: RunConfig, method: str) -> RunConfig:
+    """Return the settings that a method uses; the same settings if the method refuses them."""
+    try:
+        return override_settings(config.replace(train={"method": method}))[0]
+    except ConfigError:
+        return config
+
+
+def _train_with(
+    config: RunConfig, methods: Sequence[str], load: Callable[[RunConfig], Sequence[PartyData]]
+) -> dict[str, Baseline]:
+    """Return the results with these settings. The parties train once; all baselines use the same weights."""
     found: dict[str, Baseline] = {}
     trained: tuple[Client, ...] = ()
-    for method in registry.select("method", is_baseline=True):
+    for method in methods:
         try:
             asked = config.replace(train={"method": method})
             done = simulate(load(asked), asked, SimulationOptions(trained=trained))
@@ -39,12 +87,22 @@ def train_baselines(config: RunConfig, load: Callable[[RunConfig], Sequence[Part
     return found
 
 
+def _find_score(config: RunConfig, baseline: Baseline) -> float:
+    """Return the score of a baseline on the validation nodes, for a choice."""
+    if baseline.validation is None:
+        return -math.inf
+    return make_task(config.train).selection_score(baseline.validation.metrics)
+
+
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
-    """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline."""
+    """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline.
+
+    It names the settings of the baselines if several were tried.
+    """
     metric, method = make_task(report.config.train).selected_by, report.config.train.method
     own = report.test.metrics[metric.name]
     possible = {name: each for name, each in baselines.items() if each.test is not None}
-    parts = []
+    parts, scores = [], {name: _find_score(report.config, each) for name, each in possible.items()}
     for name, each in baselines.items():
         if each.test is None:
             parts.append(f"{name} not possible")
@@ -52,28 +110,40 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
         score = each.test.metrics[metric.name]
         notes = [f"{method} {metric.format_difference(own, score)}"]
         notes += [f"{each.bytes / 1e6:.2f} MB"] if each.bytes else []
-        notes += _describe_best_party(report, each) if name == next(iter(possible)) else []
+        if name == next(iter(possible)) and (party := _find_best_party(report, each)) is not None:
+            first = make_task(report.config.train).metrics[0]
+            who = _name_party(party)
+            notes.append(f"{who}, the best on validation: {first.title} {first.format(party.test)}")
+            if first.name == metric.name:  # otherwise the scores cannot be compared
+                scores[who] = party.validation
         parts.append(f"{name} {metric.format(score)} ({'; '.join(notes)})")
     line = f"{method} {metric.format(own)} ({report.traffic.total_bytes / 1e6:.1f} MB)"
     line += f"; baselines: {', '.join(parts)}"
     if not possible:
         return line
 
-    def validation(name: str) -> float:
-        scores = possible[name].validation
-        return scores.metrics[metric.name] if scores is not None else 0.0
-
-    return f"{line}; {max(possible, key=validation)} is the best of them on validation"
+    best = max(scores, key=lambda name: scores[name])
+    return f"{line}; {best} is the best of them on validation{_describe_settings(possible)}"
 
 
-def _describe_best_party(report: RunReport, alone: Baseline) -> list[str]:
-    """Return the test score of the best party on validation, by its model or by label propagation."""
-    metrics = make_task(report.config.train).metrics
+def _describe_settings(baselines: Mapping[str, Baseline]) -> str:
+    """Return the settings that were chosen for baselines; an empty string if there was no choice."""
+    names: dict[str, list[str]] = {}  # settings -> methods
+    for name, each in baselines.items():
+        if each.settings is not None:
+            names.setdefault(", ".join(f"{key}={value}" for key, value in each.settings.items()), []).append(name)
+    if not names:
+        return ""
+    return "; settings, chosen on validation: " + "; ".join(f"{', '.join(own)}: {text}" for text, own in names.items())
+
+
+def _find_best_party(report: RunReport, alone: Baseline) -> AloneScores | None:
+    """Return the scores of the best party on validation, by its model or by label propagation."""
     if alone.test is None or alone.validation is None:
-        return []
+        return None
     candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)
-    if not candidates:
-        return []
-    best = max(candidates, key=lambda each: each.validation)
-    who = best.party if best.by == "model" else f"{best.party} by {best.by}"
-    return [f"party {who}, the best on validation: {metrics[0].title} {metrics[0].format(best.test)}"]
+    return max(candidates, key=lambda each: each.validation, default=None)
+
+
+def _name_party(best: AloneScores) -> str:
+    return f"party {best.party}" if best.by == "model" else f"party {best.party} by {best.by}"

@@ -316,7 +316,10 @@ class Telemetry:
                 replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
                 for scores, split in ((test, "test"), (validation, "validation"))
             )
-            better = tuple("propagation" if each is not None and each.is_better else "model" for each in found)
+            better = tuple(
+                None if score is None else "propagation" if each is not None and each.is_better else "model"
+                for each, score in zip(found, validation.per_client or (), strict=True)
+            )
             validation = replace(validation, per_client_better=better)
         cost, warm = self.cost(), self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
@@ -453,21 +456,29 @@ def summarize_race(
 
 
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
-    """Return the scores of the selected model. If every party selects its own model, return the mean."""
-    found = []
+    """Return the scores of the selected model. If every party selects its own model, return the mean.
+
+    A party without labels has no evaluation: it has no score, and the mean does not count it.
+    """
+    selected: list[Evaluated | None] = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
-        found += [event for event in events if split == "test" or event.improved][-1:]
+        selected.append(next((each for each in reversed(events) if split == "test" or each.improved), None))
+    found = [event for event in selected if event is not None]
     if not found:  # this is the server, and the parties keep their scores
         return SplitScores({})
     combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
     own = combined
     if per_client:
-        firsts = (event.per_client or tuple(event.metrics.values()) for event in found)
-        own = tuple(next(iter(first)) for first in firsts)
+        own = tuple(None if event is None else _find_own_score(event) for event in selected)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_average_metrics(found), round=chosen, per_client=own)
+
+
+def _find_own_score(event: Evaluated) -> float | None:
+    """Return the first metric of a party that was evaluated alone."""
+    return next(iter(event.per_client or event.metrics.values()))
 
 
 def _find_first_metric(event: Propagated | None, split: str) -> float | None:
@@ -480,7 +491,8 @@ def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntr
 
     If parties train alone, an entry is their mean. A party that has stopped counts with its last values.
     """
-    validated = [[entry for entry in own if entry.event.split == "validation"] for own in by_party]
+    each = ([entry for entry in own if entry.event.split == "validation"] for own in by_party)
+    validated = [own for own in each if own]  # a party without labels has no evaluation
     entries = []
     for round_index in sorted({entry.event.round for own in validated for entry in own}):
         found = [next(entry for entry in reversed(own) if entry.event.round <= round_index) for own in validated]

@@ -225,10 +225,11 @@ class TrainedModel:
             if party is not None:
                 raise ConfigError(f"party={party!r}: the parties predict together; remove the party.")
             return None
-        if party not in self.names:
+        trained = self.names if self.config.train.labels == "all" else (self.config.train.labels,)
+        if party not in trained:
             raise ConfigError(
-                f"party={party!r}: each party trained its own model; choose the one that predicts: "
-                f"{', '.join(self.names)}."
+                f"party={party!r}: each party with labels trained its own model; choose the one that predicts: "
+                f"{', '.join(trained)}."
             )
         return self.names.index(party)
 
