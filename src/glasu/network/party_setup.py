@@ -57,13 +57,17 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
         raise RefusalError(Code.WRONG_ROSTER, why)
 
 
+def find_memory_limit(max_memory: int | None) -> int:
+    """Return the bytes that a model may need at this party; None: half of this machine's memory."""
+    return read_total_memory() // 2 if max_memory is None else max_memory
+
+
 def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:
     """Return the settings resolved for this party's graph, and the party without labels that they do not use.
 
-    Settings that need more than `max_memory` bytes (None: half of this machine's memory) are refused, before anything
-    is allocated.
+    Settings that need more than `find_memory_limit` returns are refused, before anything is allocated.
     """
-    check_memory(config, [party], read_total_memory() // 2 if max_memory is None else max_memory, TOO_LARGE)
+    check_memory(config, [party], find_memory_limit(max_memory), TOO_LARGE)
     labels = config.train.labels
     party = choose_splits(party, config.data.split, config.data_seed)
     if labels in ("all", party.name):
