@@ -104,7 +104,7 @@ class Preset:
             applied = once.apply(config)
             assert applied is not None
             return [(once, applied)]
-        one_owner = config.train.labels != "all"
+        one_owner = config.train.label_owner is not None
         fitting = [each for each in self.candidates if each.for_one_owner in (None, one_owner)]
         found = [(each, applied) for each in fitting if (applied := each.apply(config)) is not None]
         if all(applied == found[0][1] for _, applied in found[1:]):  # the user has set every key that they suggest

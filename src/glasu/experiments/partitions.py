@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from glasu.config import RunConfig
+from glasu.config import EVERY_PARTY, RunConfig
 from glasu.records import Sections
 
 COLUMNS = {  # heading -> method
@@ -79,9 +79,9 @@ def find_undivided(dataset: str) -> str:
 
 
 def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a data set: a partition, and the owner of the labels or "all"."""
+    """Yield the rows of a data set: a partition, and the value of `train.labels`."""
     for partition in list_partition_names(dataset):
-        for labels in ("all", find_owner(dataset)):
+        for labels in (EVERY_PARTY, find_owner(dataset)):
             yield partition, labels
 
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from glasu.config import ModelConfig, RunConfig
+from glasu.config import EVERY_PARTY, ModelConfig, RunConfig
 from glasu.errors import ConfigError
 from glasu.experiments import partitions
 
@@ -104,7 +104,7 @@ class PartitionRow:
 
     dataset: str
     partition: str
-    labels: str  # "all", or the party that has them
+    labels: str  # as in `train.labels`
     runs: Mapping[str, Run | str]  # by heading
 
 
@@ -184,7 +184,7 @@ class Plan:
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
             where = "undivided"
         else:
-            labels = "all" if method == "standalone" else labels
+            labels = EVERY_PARTY if method == "standalone" else labels
             config = self.divided(dataset, partition, method).replace(train={"labels": labels})
             where = f"{partition} labels={labels}"
         name = f"glasu-{config.train.num_local_steps}" if method == "glasu" else method

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from glasu.config import EVERY_PARTY
 from glasu.experiments import paper
 from glasu.experiments.partitions import COMPARED
 from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, PartitionRow, Plan, Run
@@ -292,7 +293,7 @@ def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, f
     scores = {}
     for result in results:
         alone = result.alone if result.row.method == "standalone" else ()
-        own = [each for each in alone if row.labels in ("all", each.party)]
+        own = [each for each in alone if row.labels in (EVERY_PARTY, each.party)]
         best = max(own, key=lambda each: each.validation, default=None)
         scores[result.row.seed] = 100 * (result.row.test_score if best is None else best.test)
     return scores

@@ -89,7 +89,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         statements = self.admission.collect_statements(present)
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
-        identity = Identity(tuple(statements), "all", SERVER, derive_attempt_run(self.run, number))
+        identity = Identity(tuple(statements), None, SERVER, derive_attempt_run(self.run, number))
         attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)
 

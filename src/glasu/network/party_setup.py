@@ -9,7 +9,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.methods import find_method
 from glasu.data.party import PartyData
-from glasu.data.party_name import check_party_name
+from glasu.data.party_name import check_member_name
 from glasu.data.preprocessing import Preparation
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
@@ -46,12 +46,12 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
         )
     try:
         for each in roster:
-            check_party_name(each)
+            check_member_name(each)
     except DataError as error:
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {make_printable(error, MAX_REASON)}") from None
     if len(set(roster)) < len(roster):
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster ({listed}) lists a party twice.")
-    if config.train.labels not in ("all", *roster):
+    if config.train.label_owner not in (None, *roster):
         owner = make_printable(config.train.labels)
         why = f"train.labels={owner!r}: there is no such party; the server's roster is {listed}."
         raise RefusalError(Code.WRONG_ROSTER, why)
@@ -68,10 +68,10 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
     Settings that need more than `find_memory_limit` returns are refused, before anything is allocated.
     """
     check_memory(config, [party], find_memory_limit(max_memory), TOO_LARGE)
-    labels = config.train.labels
+    owner = config.train.label_owner
     party = choose_splits(party, config.data.split, config.data_seed)
-    if labels in ("all", party.name):
-        check_parties([party], labels, config.train.task)
+    if owner in (None, party.name):
+        check_parties([party], owner, config.train.task)
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party

@@ -167,7 +167,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             ids, train = self.party.ids[nodes], client.config.train
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
-            owner = client.identity.names[client.identity.owner]
+            owner = client.identity.label_owner
             self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
         report = dataclasses.replace(
             self.telemetry.build_prediction_report(self.roster, client.identity.names, self.model.subsets),
@@ -210,6 +210,6 @@ def _refuse_other_secret(kit: Kit, record: JoiningRecord) -> None:
 def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:
     """Return the party with the classes of the model; without labels if the model has no classifier."""
     model.check_data([party])
-    if model.config.train.labels in ("all", party.name):
+    if model.config.train.label_owner in (None, party.name):
         return model.add_unknown_labels([party])[0]
     return dataclasses.replace(party, labels=None, classes=(), splits=None)

@@ -44,7 +44,9 @@ def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     if server.shapes.encodings["gradient"].is_hidden:
         yield from server_sealed_gradient(server, key, num_rows)
         return
-    incoming = IncomingRows(server, Gradient, key, num_rows, (server.identity.owner,))
+    owner = server.identity.owner
+    assert owner is not None
+    incoming = IncomingRows(server, Gradient, key, num_rows, (owner,))
     while not incoming.is_complete:
         chunk = yield from incoming.receive()
         yield Broadcast(JointGradient(chunk.key, chunk.check_answer(chunk.payloads[0])))

@@ -64,7 +64,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds.append("verdict")
             if config.train.has_exact_gradients and "gradient" not in kinds:
                 kinds.append("gradient")
-    if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
+    if has_labels and config.train.label_owner is None and config.privacy.release_probabilities:
         kinds.append("probabilities")
     return [*kinds, "key", "proof"] if needs_keys(config) and has_server(config) else kinds
 

@@ -75,8 +75,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _score(self, parties: Sequence[PartyData], nodes: NodeSet | None) -> float:
         check_is_fitted(self)
-        owner = self._config().train.labels
-        party = next(party for party in parties if party.labels is not None and owner in ("all", party.name))
+        owner = self._config().train.label_owner
+        party = next(party for party in parties if party.labels is not None and owner in (None, party.name))
         assert party.labels is not None
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)

@@ -152,7 +152,7 @@ def _count_kept_rounds(config: RunConfig) -> int:
 
 def _count_training_nodes(config: RunConfig, party: PartyData) -> int:
     """Return an upper bound of the training nodes; all nodes if another party has the labels."""
-    if config.train.labels not in ("all", party.name) or party.labels is None:
+    if config.train.label_owner not in (None, party.name) or party.labels is None:
         return party.num_nodes
     return int(have_labels(party.labels).sum()) if party.splits is None else len(party.splits.train)
 

@@ -198,7 +198,7 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # or any: all are equal
+        found = running[alone if alone is not None else (clients[0].identity.owner or 0)]  # or any: all are equal
         scores: NDArray[Any] = found.result
         return scores
 
