@@ -242,7 +242,7 @@ def _make_manifest(party: PartyData, file_format: str) -> PartyManifest:
         id=free("id"),
         weight=None if party.graph.weights is None else "weight",
         label=None if party.labels is None else label,
-        label_type="number" if party.labels is not None and party.labels.dtype.kind == "f" else None,
+        label_type="number" if party.has_numeric_labels else None,
         split=None if party.splits is None else free("split"),
         classes=party.classes or None,
         id_type="integer" if party.ids.dtype.kind == "i" else "string",

@@ -240,7 +240,7 @@ def measure_homophily(party: PartyData) -> float | None:
     if party.labels is None or party.splits is None:
         return None
     graph, labels = party.graph, party.labels[party.splits.train]
-    if labels.ndim != 1 or labels.dtype.kind == "f":  # several classes per node, or numbers
+    if labels.ndim != 1 or party.has_numeric_labels:  # several classes per node, or numbers
         return None
     known = np.full(party.num_nodes, -1, np.int64)
     known[party.splits.train] = labels
