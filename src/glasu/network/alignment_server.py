@@ -20,7 +20,7 @@ from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.report import JsonRecord, Seconds, Traffic, list_versions, to_json_value
+from glasu.report import JsonRecord, Seconds, Traffic, to_json_value
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
@@ -95,15 +95,13 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
 
     def finish(self, result: Comparison, finished: Sequence[ResultPayload]) -> AlignmentReport:
         """Write alignment.json."""
-        cost, roster = self.telemetry.cost(), self.options.kit.roster
+        roster = self.options.kit.roster
         report = AlignmentReport(
+            **self.telemetry.collect_cost(),
             parties=roster,
             common=result.common,
             sizes=dict(zip(roster, result.sizes, strict=True)),
             overlaps=list_overlaps(roster, result),
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            versions=list_versions(),
         )
         write_named(self.options.out / "alignment.json", report.to_json().encode())
         return report

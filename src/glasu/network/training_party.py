@@ -41,7 +41,7 @@ from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Even
 from glasu.protocol.state import ClientState
 from glasu.protocol.training import client_script
 from glasu.records import to_plain
-from glasu.report import SIGNED, MaskSummary, PreparedColumns
+from glasu.report import GIVEN, SIGNED, MaskSummary, PreparedColumns, PrivacySummary
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
 from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
@@ -290,14 +290,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         client, digest = self.client, digest_weights(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
+        masks = MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped})
         report = self.telemetry.build_party_report(
             client.config,
             client.identity,
             result,
             digest,
-            client.release.ledger,
+            PrivacySummary.of(client.config, {client.name: client.release.ledger}, GIVEN, masks),
             prepared,
-            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
             losses=client.progress.losses,
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
