@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.records import FlatSettings
 
 if TYPE_CHECKING:  # these load numpy, which `glasu provision` does without
     from glasu.data.preprocessing import Preparation
@@ -172,7 +173,7 @@ class HistoryEntry(JsonRecord):
 class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
-    settings: Mapping[str, Any]  # the settings in which it differs from the other candidates
+    settings: FlatSettings  # the settings in which it differs from the other candidates
     score: float | None  # validation score after the rounds of the race; None: there was no race, or it diverged
     chosen: bool
     diverged: bool | None = None  # True: it lost the race because its training diverged

@@ -20,7 +20,7 @@ import numpy as np
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
 from glasu.data.methods import keeps_scores
-from glasu.records import Sections
+from glasu.records import FlatSettings, Sections
 
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
@@ -257,7 +257,7 @@ def measure_homophily(party: PartyData) -> float | None:
     return (equal / num_edges - chance) / (1 - chance)
 
 
-def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
+def list_chosen(candidates: Sequence[RunConfig], index: int) -> FlatSettings:
     """Return the settings in which a candidate differs from other candidates, by name: {"model.backbone": "sage"}."""
     flat = candidates[index].flatten()
     return {key: flat[key] for key in list_open_keys(candidates)}

@@ -6,11 +6,10 @@ row have the same settings. Because Q = 1, they also take the same number of ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from glasu.config import EVERY_PARTY, RunConfig
-from glasu.records import Sections
+from glasu.records import FlatSettings, Sections
 
 COLUMNS = {  # heading -> method
     "alone": "standalone",
@@ -20,7 +19,7 @@ COLUMNS = {  # heading -> method
     "pooled": "centralized",
 }
 COMPARED = "GLASU"  # the other columns are compared with this one
-PARTITION_KEYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
+PARTITION_KEYS: Mapping[str, FlatSettings] = {  # partition -> its keys of [data]
     "features": {},
     "apart": {},
     "importance": {"concentration": 1.0},

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from glasu.config import EVERY_PARTY, ModelConfig, RunConfig
 from glasu.errors import ConfigError
 from glasu.experiments import partitions
+from glasu.records import FlatSettings
 
-METHOD_SETTINGS: dict[str, dict[str, Any]] = {
+METHOD_SETTINGS: Mapping[str, FlatSettings] = {  # method of a table -> its keys of [train]
     "centralized": {"method": "centralized"},
     "standalone": {"method": "standalone", "num_local_steps": 1},
     "ensemble": {"method": "ensemble", "num_local_steps": 1},
