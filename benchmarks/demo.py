@@ -20,12 +20,13 @@ from typing import Any
 import glasu
 from glasu.cli.demo import make_demo_config
 from glasu.experiments.plan import METHOD_SETTINGS
+from glasu.records import FlatSettings
 from glasu.report import find_best_party
 from pairs import find_interval
 from tables import append_rows, markdown, place, positive, show
 
 GLASU = "GLASU, Q = 1, exact"
-RUNS: dict[str, dict[str, Any]] = {
+RUNS: dict[str, FlatSettings] = {
     "alone": METHOD_SETTINGS["standalone"],
     "ensemble": METHOD_SETTINGS["ensemble"],
     "smooth": METHOD_SETTINGS["smooth"],

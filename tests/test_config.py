@@ -87,6 +87,12 @@ def test_the_keys_that_the_specification_fixes_exist():
 # Reading
 
 
+def test_the_label_owner_is_the_only_party_with_labels_if_there_is_one():
+    assert TrainConfig().label_owner is None
+    assert TrainConfig(labels="all").label_owner is None
+    assert TrainConfig(labels="b").label_owner == "b"
+
+
 def test_a_config_survives_the_way_through_toml(tmp_path):
     config = RunConfig(
         data=DataConfig(name="cora", split=(0.6, 0.2, 0.2), seed=4),

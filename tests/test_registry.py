@@ -82,6 +82,8 @@ def test_a_registered_choice_is_loaded_on_first_use(tmp_path):
         ("sampler", "full", FullGraph, "registered already"),
         ("backbone", "gcn", "anywhere:Anything", "registered already"),
         ("flavour", "sweet", FullGraph, "no seam 'flavour'; the seams are aggregation, "),
+        ("profile", "mine", FullGraph, "no extension can add a profile; it can add to aggregation, "),
+        ("secure aggregation", "mine", FullGraph, "no extension can add a secure aggregation; it can add to "),
         ("sampler", "Upper Case", FullGraph, "lower-case letters"),
         ("sampler", "", FullGraph, "lower-case letters"),
     ],

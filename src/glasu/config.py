@@ -22,6 +22,7 @@ from glasu.records import Bounds, Checked, Choice, RecordError, describe, parse_
 Part = typing.TypeVar("Part", bound=Checked)
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
+EVERY_PARTY = "all"  # value of `train.labels` if no party is the only one with labels
 MAX_COUNT = 2**31 - 1  # counts and index arrays are sent as 32-bit integers
 Count = Annotated[int, Bounds(1, MAX_COUNT)]
 Natural = Annotated[int, Bounds(0, MAX_COUNT)]
@@ -152,7 +153,7 @@ class TrainConfig(Checked):
     release: Literal["rounds", "once"] = "rounds"
     warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
-    labels: str = "all"  # or the name of the one party that has them
+    labels: str = EVERY_PARTY  # or the name of the one party that has them
     task: Annotated[str, Choice("task")] = "multiclass"
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # class weights of the loss
     optimizer: Annotated[str, Choice("optimizer")] = "adam"
@@ -168,6 +169,11 @@ class TrainConfig(Checked):
     sampled_evaluation: bool = False
     checkpoint_every: Annotated[int, Bounds(0, MAX_COUNT, "0 means never")] = 1
     prefetch: Annotated[int, Bounds(0, 1024, "at most 1024 rounds fit into one message")] = 16
+
+    @property
+    def label_owner(self) -> str | None:
+        """The name of the only party with labels; None if all parties have them."""
+        return None if self.labels == EVERY_PARTY else self.labels
 
     @property
     def has_exact_gradients(self) -> bool:
@@ -194,7 +200,7 @@ class TrainConfig(Checked):
                 self._need(key, getattr(self, key) == getattr(type(self), key), rule)
         self._need("labels", self.labels != "", 'must be "all" or the name of the party that has the labels.')
         everywhere = f'train.method="{self.method}" needs labels at every party.'
-        self._need("labels", self.labels == "all" or not method.needs_all_labels, everywhere)
+        self._need("labels", self.label_owner is None or not method.needs_all_labels, everywhere)
         if isinstance(self.class_weights, tuple):
             positive = min(self.class_weights, default=0) > 0
             self._need("class_weights", positive, "must be a list of numbers above 0, one per class.")
@@ -308,7 +314,7 @@ class RunConfig:
         else:
             self.model.need_layers(silent or self.model.aggregation_layers[-1] == self.model.num_layers - 1)
         trains_alone = method.prescribes("model", "aggregation_layers")  # it expects no gradient from other parties
-        if silent and self.train.labels != "all" and not trains_alone:
+        if silent and self.train.label_owner is not None and not trains_alone:
             raise ConfigError(
                 f"train.labels={self.train.labels!r}: without aggregation layers the other parties get no gradient; "
                 'add an aggregation layer, or use labels = "all".'
@@ -328,7 +334,7 @@ class RunConfig:
                     f'{named}: with model.aggregation="{self.model.aggregation}" the columns of an absent party would '
                     f"be missing; use aggregation = {others}."
                 )
-        if self.model.owner_layers and self.train.labels == "all" and not method.prescribes("train", "labels"):
+        if self.model.owner_layers and self.train.label_owner is None and not method.prescribes("train", "labels"):
             raise ConfigError(
                 f"model.owner_layers={self.model.owner_layers}: the layers belong to the only party with labels, but "
                 'train.labels="all"; name that party in train.labels, or remove the key.'
@@ -367,7 +373,7 @@ class RunConfig:
                 if last
                 else f"model.num_layers=1: {named} needs a layer to release and one above it; use 2 or more."
             )
-        if train.labels != "all":
+        if train.label_owner is not None:
             raise ConfigError(
                 f"train.labels={train.labels!r}: with {named} every party trains alone and needs labels; use labels = "
                 '"all", or release = "rounds".'
@@ -404,7 +410,7 @@ class RunConfig:
                 f"wire.feedback=true: with {noise} the change of a row would carry the error of earlier releases, "
                 "which depends on clean rows; remove it."
             )
-        if train.labels != "all":
+        if train.label_owner is not None:
             raise ConfigError(
                 f"train.labels={train.labels!r}: with {noise} the label owner would release node sets without "
                 'protection; use labels = "all".'
@@ -541,7 +547,7 @@ class RunConfig:
         named = f"train.warm_start={self.train.warm_start}"
         if not self.model.aggregation_layers:
             raise ConfigError(f"{named}: parties that train alone have no common rounds to prepare; remove it.")
-        if self.train.labels != "all":
+        if self.train.label_owner is not None:
             raise ConfigError(
                 f"{named}: with train.labels={self.train.labels!r} the other parties have no labels to train alone; "
                 'remove it, or use labels = "all".'

@@ -46,6 +46,8 @@ from glasu import registry
 from glasu.errors import ConfigError, DataError, GlasuError
 
 T = TypeVar("T")
+SettingValue = bool | int | float | str | tuple[Any, ...] | None
+FlatSettings = Mapping[str, SettingValue]  # {"train.num_local_steps": 1}, or the keys of one section
 Sections = Mapping[str, Mapping[str, Any]]  # settings as plain values: {"train": {"num_local_steps": 1}}
 PLAIN = (str, int, float, list, tuple, Mapping, types.NoneType)  # values that JSON and TOML have; bool is an int
 SCALARS = frozenset({str, bool, int, float, types.NoneType})  # types of values that need no conversion

@@ -42,6 +42,8 @@ TABLES = {
     "secure aggregation": "glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS",
     "task": "glasu.model.task:TASKS",
 }
+# Seams to which an extension may add a choice. The others are rules of privacy that the threat model describes.
+EXTENSIBLE = tuple(seam for seam in TABLES if seam not in ("profile", "secure aggregation"))
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in TABLES}  # choices that extensions added
@@ -99,12 +101,14 @@ def register(seam: str, name: str, target: object) -> None:
     """Add a choice to a seam.
 
     Args:
-        seam: a key of `TABLES`.
+        seam: one of `EXTENSIBLE`.
         name: the value in the config; lower-case letters, digits, "_" and "-".
         target: the implementation, or "module:attribute" to import it on first use.
     """
     if seam not in TABLES:
-        raise ConfigError(f"there is no seam {seam!r}; the seams are {', '.join(TABLES)}.")
+        raise ConfigError(f"there is no seam {seam!r}; the seams are {', '.join(EXTENSIBLE)}.")
+    if seam not in EXTENSIBLE:
+        raise ConfigError(f"{seam} {name!r}: no extension can add a {seam}; it can add to {', '.join(EXTENSIBLE)}.")
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{seam} {name!r}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."

@@ -14,10 +14,11 @@ import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from glasu import __version__
 from glasu.config import Override, RunConfig
+from glasu.records import FlatSettings
 
 if TYPE_CHECKING:  # these load numpy, which `glasu provision` does without
     from glasu.data.preprocessing import Preparation
@@ -179,7 +180,7 @@ class HistoryEntry(JsonRecord):
 class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
-    settings: Mapping[str, Any]  # the settings in which it differs from the other candidates
+    settings: FlatSettings  # the settings in which it differs from the other candidates
     score: float | None  # validation score after the rounds of the race; None: there was no race, or it diverged
     chosen: bool
     diverged: bool | None = None  # True: it lost the race because its training diverged
@@ -305,9 +306,20 @@ class PrivacySummary(JsonRecord):
 
     @classmethod
     def of(
-        cls, config: RunConfig, ledgers: Mapping[str, Ledger] | None = None, secrets: SecretSource | None = None
+        cls,
+        config: RunConfig,
+        ledgers: Mapping[str, Ledger] | None = None,
+        secrets: SecretSource | None = None,
+        masks: MaskSummary | None = None,
     ) -> PrivacySummary:
-        """Summarise settings, ledgers by party, and the source of private draws. A server has only settings."""
+        """Summarise the protection of a run.
+
+        Args:
+            config: the settings with which the run trained.
+            ledgers: the ledgers, by party; None: a server has none.
+            secrets: the source of private draws; None: a server does not know it.
+            masks: the masks or the encryption of the run; None if it has neither.
+        """
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         from glasu.privacy.accounting import find_spent
 
@@ -318,9 +330,7 @@ class PrivacySummary(JsonRecord):
         ]
         worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
         label_epsilon = config.privacy.label_epsilon
-        return cls(
-            config.privacy.secure_aggregation, secrets, found, differential_privacy=worst, label_epsilon=label_epsilon
-        )
+        return cls(config.privacy.secure_aggregation, secrets, found, masks, worst, label_epsilon)
 
 
 def list_versions(config: RunConfig | None = None) -> dict[str, str]:
@@ -345,9 +355,25 @@ def _find_version(package: str) -> str | None:
         return None
 
 
+class CostFields(TypedDict):
+    """The fields that all reports share."""
+
+    traffic: Traffic
+    seconds: Seconds
+    versions: Mapping[str, str]
+
+
+class TrainingFields(CostFields):
+    """The fields that all reports of a training share, apart from the scores."""
+
+    config: RunConfig
+    weights_sha256: tuple[str, ...]
+    privacy: PrivacySummary
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The common part of all reports: settings, results and cost."""
+    """The common part of the reports of a training: settings, results and cost."""
 
     config: RunConfig  # the settings with which the run trained
     test: SplitScores | None

@@ -244,6 +244,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"manifest": "name = "}, r"party\.toml: is not valid TOML"),
         ({"manifest": 'lable = "x"'}, "has the unknown key 'lable'; known keys are name, id, .*label"),
         ({"manifest": "id = 3"}, r"party\.toml: id=3: must be a string"),
+        ({"manifest": 'name = "all"'}, r"party\.toml: party 'all': train\.labels = .all. means all parties"),
         ({"manifest": "schema = 2"}, "this version reads schema 1"),
         ({"manifest": 'id_type = "float"'}, 'must be "integer" or "string"'),
         ({"manifest": 'nodes = "nodes.txt"'}, "must end in .parquet or .csv"),

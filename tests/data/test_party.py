@@ -30,6 +30,12 @@ def test_a_graph_holds_the_edges_that_pyg_keeps_without_loops_and_duplicates(pai
     np.testing.assert_array_equal(graph.edge_index(), expected.numpy())
 
 
+def test_a_party_has_numeric_labels_if_they_are_floats():
+    assert party(labels=np.array([0.5, 1.0, np.nan])).has_numeric_labels
+    assert not party(labels=np.array([0, 1, -1]), classes=("x", "y")).has_numeric_labels
+    assert not party().has_numeric_labels
+
+
 def test_weights_of_duplicate_edges_add_up_as_in_pyg():
     edges = torch.tensor([[0, 2, 0, 1, 1], [1, 1, 1, 1, 0]])
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])

@@ -62,6 +62,7 @@ def test_a_party_declines_a_model_above_its_limit_and_takes_part_once_the_limit_
         (("a", "a", "c"), "all", "lists a party twice"),
         (("a", "\x1b[31mb", "c"), "all", "printable characters"),
         (("a", "../b", "c"), "all", "no slash"),
+        (("a", "b", "all"), "all", "party 'all': train.labels = .all. means all parties"),
         (("a", "b", "c"), "d", "train.labels='d': there is no such party"),
     ],
 )

@@ -242,6 +242,14 @@ def test_without_a_finished_training_there_is_nothing_to_predict_with(kits, tmp_
     assert "no finished training" in str(error)
 
 
+def test_a_party_refuses_to_predict_with_a_model_above_its_limit_of_memory(train_once):
+    cluster, _ = train_once()
+    error = cluster.predict_with("a", ASKED, max_memory=1000).error()
+    assert isinstance(error, ConfigError)
+    assert "model.hidden=" in str(error)
+    assert "this party allows 1000 bytes. Raise the limit with --max-memory" in str(error)
+
+
 def test_a_party_of_a_training_is_told_that_this_server_predicts(train_once):
     cluster, _ = train_once()
     server = cluster.serve_prediction()

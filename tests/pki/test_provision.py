@@ -306,6 +306,7 @@ def test_revoking_works_when_the_servers_kit_has_left_the_folder(out):
         (lambda out: add(out, ["d", "a"]), "'a': is already on the roster"),
         (lambda out: add(out, ["A"]), "differ by more than case"),
         (lambda out: add(out, ["ca"]), "are reserved"),
+        (lambda out: add(out, ["all"]), "party 'all': train.labels = .all. means all parties; use another name"),
         (lambda out: add(out, ["d", ".e"]), "the name is used in file names"),
         (lambda out: add(out, ["d"], days=9999), "--days 9999"),
     ],

@@ -37,9 +37,9 @@ def clock() -> float:
 def align(sets, chunk_rows=4, max_ids=1000, carry=None, observe=None, secrets=SECRETS):
     """Align lists of ids in this process; return the comparison and the alignments."""
     names, limits = tuple("abcdefgh"[: len(sets)]), SetLimits(chunk_rows, max_ids)
-    server = ScriptRun("server", server_alignment(Identity(names, "all", SERVER, RUN), limits), Stopwatch(clock))
+    server = ScriptRun("server", server_alignment(Identity(names, None, SERVER, RUN), limits), Stopwatch(clock))
     scripts = (
-        client_alignment(Identity(names, "all", index, RUN), ids, Blinding(secrets[index]), limits)
+        client_alignment(Identity(names, None, index, RUN), ids, Blinding(secrets[index]), limits)
         for index, ids in enumerate(sets)
     )
     clients = [ScriptRun(name, each, Stopwatch(clock), observe) for name, each in zip(names, scripts, strict=True)]

@@ -154,7 +154,7 @@ def test_a_tensor_from_an_absent_client_is_refused():
 def test_all_but_one_and_each_alone_are_scored_and_a_subset_has_the_label_owner():
     def subsets(names, labels, rate=0.3):
         config = RunConfig().replace(train={"party_dropout": rate, "labels": labels})
-        return list_subsets(config, Identity(names, labels, 0, b""))
+        return list_subsets(config, Identity(names, config.train.label_owner, 0, b""))
 
     three = ("a", "b", "c")
     assert subsets(three, "all") == [(1, 2), (0, 2), (0, 1), (0,), (1,), (2,)]

@@ -64,12 +64,12 @@ def test_named_settings_override_those_of_the_config_and_the_rest_stays():
 
 def test_what_is_not_given_is_as_in_the_config_or_else_the_default():
     assert {name: value for name, value in GLASUClassifier().get_params().items() if value is not None} == {}
-    assert GLASUClassifier()._config() == glasu.RunConfig()
+    assert GLASUClassifier().make_config() == glasu.RunConfig()
     config = settings(backbone="sage", hidden=12, seed=3, learning_rate=0.2, aggregation_layers=(3,))
-    assert GLASUClassifier(config=config)._config() == config
-    assert GLASUClassifier(config=config, hidden=5)._config() == config.replace(model={"hidden": 5})
-    assert GLASUClassifier(seed=0, config=config)._config().train.seed == 0  # zero is a value
-    assert GLASUClassifier(aggregation_layers=(), config=config)._config().model.aggregation_layers == ()
+    assert GLASUClassifier(config=config).make_config() == config
+    assert GLASUClassifier(config=config, hidden=5).make_config() == config.replace(model={"hidden": 5})
+    assert GLASUClassifier(seed=0, config=config).make_config().train.seed == 0  # zero is a value
+    assert GLASUClassifier(aggregation_layers=(), config=config).make_config().model.aggregation_layers == ()
 
 
 def test_every_named_parameter_is_a_setting():

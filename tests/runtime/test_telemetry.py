@@ -17,7 +17,7 @@ from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Evaluated
 from glasu.protocol.state import Identity
 from glasu.records import read_record, to_plain
-from glasu.report import PreparedColumns, Seconds, Traffic
+from glasu.report import GIVEN, PreparedColumns, PrivacySummary, Seconds, Traffic
 from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
@@ -127,13 +127,24 @@ def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
 
 
 def report_of(telemetry, losses, **options):
-    return telemetry.build_report(RunConfig(), losses=losses, parties=(), weights_sha256=(), overridden={}, **options)
+    config = RunConfig()
+    return telemetry.build_report(
+        config,
+        losses=losses,
+        parties=(),
+        weights_sha256=(),
+        overridden={},
+        privacy=PrivacySummary.of(config),
+        **options,
+    )
 
 
 def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
     telemetry, identity = record_telemetry(), Identity(("a", "b"), "a", 1, bytes(12))
     prepared = PreparedColumns(unchanged=3, scaled=0, standardized=2, dropped=("age",))
-    report = telemetry.build_party_report(RunConfig(), identity, {}, "digest", Ledger(), prepared)
+    config = RunConfig()
+    privacy = PrivacySummary.of(config, {"b": Ledger()}, GIVEN)
+    report = telemetry.build_party_report(config, identity, {}, "digest", privacy, prepared)
     assert (report.party, report.parties, report.run) == ("b", ("a", "b"), bytes(12).hex())
     assert (report.traffic, report.seconds) == (telemetry.cost().traffic, telemetry.cost().seconds)
     assert report.test is None  # only party "a" has labels

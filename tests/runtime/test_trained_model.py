@@ -294,6 +294,16 @@ def test_a_manifest_with_the_settings_of_a_larger_model_is_refused_before_it_is_
         TrainedModel.load(folder)
 
 
+def test_an_absurd_width_of_a_registered_backbone_is_refused_before_memory_is_allocated(tmp_path):
+    model, parties, _ = train_model("own convolution")
+    model.save(tmp_path)
+    manifest = tmp_path / "model.toml"
+    manifest.write_text(re.sub(r"\bhidden = \d+", f"hidden = {2**31 - 1}", manifest.read_text()))
+    changed = TrainedModel.load(tmp_path)
+    with pytest.raises(ConfigError, match=rf"model\.hidden={2**31 - 1}, .* needs at least .* restore model\.toml\."):
+        changed.predict_proba(parties)
+
+
 def test_an_unknown_setting_in_a_manifest_is_refused(folder):
     manifest = folder / "model.toml"
     manifest.write_text(manifest.read_text().replace("num_layers", "number_of_layers"))

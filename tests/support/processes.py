@@ -47,7 +47,7 @@ class Processes:
         self.started: dict[str, int] = {}
 
     def start(self, name: str, *more: str, called: str = "") -> None:
-        """Return the command of a role, optionally in another folder."""
+        """Start the command of a role, optionally in another folder."""
         called = called or name
         kit, out = self.kits / name, self.folder / called
         words = (

@@ -9,6 +9,7 @@ import numpy as np
 
 from glasu import registry
 from glasu.data.party import Labels, PartyData, have_labels
+from glasu.data.party_name import check_member_name
 from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -38,13 +39,16 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
     return [party.restrict(_find_rows(party.ids, common)) for party in parties]
 
 
-def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str = "multiclass") -> None:
-    """Raise an error if the parties cannot train together; `labels` is "all" or the name of the label owner."""
+def check_parties(parties: Sequence[PartyData], label_owner: str | None = None, task: str = "multiclass") -> None:
+    """Raise an error if the parties cannot train together; without a label owner, all of them need labels."""
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")
     names = [party.name for party in parties]
     if len(set(names)) != len(names):
         raise DataError(f"party names {', '.join(names)} are not distinct; change `name` in a party.toml.")
+    if len(parties) > 1:  # the data of one party may be a whole graph, which has no owner
+        for name in names:
+            check_member_name(name)
     first = parties[0]
     for party in parties[1:]:
         if party.num_nodes != first.num_nodes:
@@ -53,16 +57,16 @@ def check_parties(parties: Sequence[PartyData], labels: str = "all", task: str =
             )
         if party.ids_digest() != first.ids_digest():
             raise AlignmentError(f"parties {first.name!r} and {party.name!r} list different ids or orders; align them.")
-    owners = list(parties) if labels == "all" else [_find_party(labels, parties)]
+    owners = list(parties) if label_owner is None else [_find_party(label_owner, parties)]
     for owner in owners:
         _check_labels(owner, owners[0], task)
 
 
-def keep_labels(parties: Sequence[PartyData], labels: str) -> list[PartyData]:
-    """Remove labels and splits from all parties except `labels`; "all" removes nothing."""
-    if labels == "all":
+def keep_labels(parties: Sequence[PartyData], label_owner: str | None) -> list[PartyData]:
+    """Remove labels and splits from all parties except the label owner, if there is one."""
+    if label_owner is None:
         return list(parties)
-    owner = _find_party(labels, parties)
+    owner = _find_party(label_owner, parties)
     return [party if party is owner else replace(party, labels=None, classes=(), splits=None) for party in parties]
 
 

@@ -19,6 +19,7 @@ from glasu.data.cache.store import Cache
 from glasu.data.graph import Graph
 from glasu.data.id_rules import IdRules, LetterCase, UnicodeForm, Whitespace, normalize_ids
 from glasu.data.party import MISSING_REMEDY, SPLITS, Labels, PartyData, Splits
+from glasu.data.party_name import check_member_name
 from glasu.data.table_errors import Faults
 from glasu.data.tables import FORMATS, Columns, Table, read_table, write_table
 from glasu.errors import DataError
@@ -56,6 +57,8 @@ class PartyManifest:
     schema: int = PARTY_SCHEMA
 
     def __post_init__(self) -> None:
+        if self.name:
+            check_member_name(self.name)
         if self.schema != PARTY_SCHEMA:
             raise DataError(f"schema={self.schema}: this version reads schema {PARTY_SCHEMA}; update GLASU.")
         if self.label_type == "number" and (not isinstance(self.label, str) or self.classes is not None):
@@ -239,7 +242,7 @@ def _make_manifest(party: PartyData, file_format: str) -> PartyManifest:
         id=free("id"),
         weight=None if party.graph.weights is None else "weight",
         label=None if party.labels is None else label,
-        label_type="number" if party.labels is not None and party.labels.dtype.kind == "f" else None,
+        label_type="number" if party.has_numeric_labels else None,
         split=None if party.splits is None else free("split"),
         classes=party.classes or None,
         id_type="integer" if party.ids.dtype.kind == "i" else "string",

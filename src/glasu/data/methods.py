@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glasu import registry
-from glasu.config import ModelConfig, Override, RunConfig
+from glasu.config import EVERY_PARTY, ModelConfig, Override, RunConfig
 from glasu.errors import DataError
 from glasu.records import Sections
 
@@ -76,7 +76,13 @@ METHODS: dict[str, Method] = {
         prescribe=lambda model: {
             "data": {"num_clients": 1},
             "model": {"aggregation_layers": ()},
-            "train": {"num_local_steps": 1, "labels": "all", "backward": "local", "warm_start": 0, "release": "rounds"},
+            "train": {
+                "num_local_steps": 1,
+                "labels": EVERY_PARTY,
+                "backward": "local",
+                "warm_start": 0,
+                "release": "rounds",
+            },
         },
         prepare=_pool,
         one_party=True,
@@ -136,9 +142,9 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
     method = find_method(config)
     # Pooled parties have the labels of their owner, but not its name.
-    labels = "all" if method.one_party and len(parties) == 1 else config.train.labels
-    check_parties(parties, labels, config.train.task)
-    prepared = method.prepare(keep_labels(parties, labels))
+    owner = None if method.one_party and len(parties) == 1 else config.train.label_owner
+    check_parties(parties, owner, config.train.task)
+    prepared = method.prepare(keep_labels(parties, owner))
     if method.smooths and not any(party.graph.num_edges for party in prepared):
         raise DataError(f"no party has an edge. {NOTHING_TO_SMOOTH}")
     requested = config.data.num_clients

@@ -18,7 +18,7 @@ from glasu import registry
 from glasu.data.cache.arrays import Workspace, divide_rows
 from glasu.data.edge_division import assign_edges, divide_edges, draw_shares
 from glasu.data.graph import Graph, unite_graphs
-from glasu.data.party import CheckedArrays, Labels, PartyData, Splits, have_labels
+from glasu.data.party import CheckedArrays, Labels, PartyData, Splits, are_numbers, have_labels
 from glasu.data.preprocessing import Features, compact_features, measure_mean_length, place_features
 from glasu.errors import AlignmentError, ConfigError, DataError
 from glasu.randomness import Stream, draw_distinct
@@ -268,7 +268,7 @@ def draw_splits_by_fraction(labels: Labels, fractions: tuple[float, float, float
     Every class with a labelled node gets at least one training node. Nodes with several labels, or with a number, are
     drawn as one class.
     """
-    if labels.ndim == 2 or labels.dtype.kind == "f":
+    if labels.ndim == 2 or are_numbers(labels):
         groups = [np.flatnonzero(have_labels(labels))]
     else:
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels[labels >= 0])]

@@ -92,6 +92,11 @@ class PartyData:
     def num_features(self) -> int:
         return int(self.features.shape[1])
 
+    @property
+    def has_numeric_labels(self) -> bool:
+        """Whether the labels are numbers, as for regression, and not classes."""
+        return self.labels is not None and are_numbers(self.labels)
+
     def __post_init__(self) -> None:
         checked = self.checked
         checks_features = checked is None or checked.features is not self.features
@@ -126,7 +131,7 @@ class PartyData:
         assert labels is not None
         if len(labels) != self.num_nodes:
             raise DataError(f"{where}: {len(labels)} labels for {self.num_nodes} nodes.")
-        if labels.dtype.kind == "f":
+        if self.has_numeric_labels:
             self._check_numbers(labels, where)
             return
         if count < 2:
@@ -243,9 +248,14 @@ def sign_ids(key: bytes, purpose: str, digest: str) -> str:
     return hmac.new(key, f"glasu {purpose} {digest}".encode(), hashlib.sha256).hexdigest()
 
 
+def are_numbers(labels: Labels) -> bool:
+    """Return whether labels are numbers, and not classes."""
+    return labels.dtype.kind == "f"
+
+
 def have_labels(labels: Labels) -> NDArray[np.bool_]:
     """Return a mask of the nodes whose labels are known; a multi-label node needs all of its labels."""
-    if labels.dtype.kind == "f":
+    if are_numbers(labels):
         return ~np.isnan(labels)
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).all(axis=1))
 
@@ -253,7 +263,7 @@ def have_labels(labels: Labels) -> NDArray[np.bool_]:
 def hide_labels(labels: Labels, nodes: NDArray[np.int64]) -> Labels:
     """Return a copy of the labels in which the labels of these nodes are unknown."""
     hidden = labels.copy()
-    hidden[nodes] = math.nan if labels.dtype.kind == "f" else -1
+    hidden[nodes] = math.nan if are_numbers(labels) else -1
     return hidden
 
 

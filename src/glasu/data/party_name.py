@@ -5,6 +5,7 @@ This module imports without numpy, because `glasu provision` uses it.
 
 from __future__ import annotations
 
+from glasu.config import EVERY_PARTY
 from glasu.errors import DataError
 
 MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
@@ -18,3 +19,10 @@ def check_party_name(name: str) -> None:
             f"party {name!r}: the name is used in file names; use 1 to {MAX_CHARACTERS} printable characters "
             f"({MAX_NAME_BYTES} bytes), no slash, and no dot at the start."
         )
+
+
+def check_member_name(name: str) -> None:
+    """Refuse a name that a party of a run cannot have, because `train.labels` could not name it."""
+    check_party_name(name)
+    if name == EVERY_PARTY:
+        raise DataError(f'party {name!r}: train.labels = "{EVERY_PARTY}" means all parties; use another name.')

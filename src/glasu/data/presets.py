@@ -20,7 +20,7 @@ import numpy as np
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
 from glasu.data.methods import keeps_scores
-from glasu.records import Sections
+from glasu.records import FlatSettings, Sections
 
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
@@ -108,7 +108,7 @@ class Preset:
             applied = once.apply(config)
             assert applied is not None
             return [(once, applied)]
-        one_owner = config.train.labels != "all"
+        one_owner = config.train.label_owner is not None
         fitting = [each for each in self.candidates if each.for_one_owner in (None, one_owner)]
         found = [(each, applied) for each in fitting if (applied := each.apply(config)) is not None]
         if all(applied == found[0][1] for _, applied in found[1:]):  # the user has set every key that they suggest
@@ -249,7 +249,7 @@ def measure_homophily(party: PartyData) -> float | None:
     if party.labels is None or party.splits is None:
         return None
     graph, labels = party.graph, party.labels[party.splits.train]
-    if labels.ndim != 1 or labels.dtype.kind == "f":  # several classes per node, or numbers
+    if labels.ndim != 1 or party.has_numeric_labels:  # several classes per node, or numbers
         return None
     known = np.full(party.num_nodes, -1, np.int64)
     known[party.splits.train] = labels
@@ -270,7 +270,7 @@ def measure_homophily(party: PartyData) -> float | None:
     return (2 * equal / int(counts.sum()) - chance) / (1 - chance)
 
 
-def list_chosen(candidates: Sequence[RunConfig], index: int) -> dict[str, Any]:
+def list_chosen(candidates: Sequence[RunConfig], index: int) -> FlatSettings:
     """Return the settings in which a candidate differs from other candidates, by name: {"model.backbone": "sage"}."""
     flat = candidates[index].flatten()
     return {key: flat[key] for key in list_open_keys(candidates)}

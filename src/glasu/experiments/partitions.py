@@ -6,11 +6,10 @@ row have the same settings. Because Q = 1, they also take the same number of ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from glasu.config import RunConfig
-from glasu.records import Sections
+from glasu.config import EVERY_PARTY, RunConfig
+from glasu.records import FlatSettings, Sections
 
 COLUMNS = {  # heading -> method
     "alone": "standalone",
@@ -20,7 +19,7 @@ COLUMNS = {  # heading -> method
     "pooled": "centralized",
 }
 COMPARED = "GLASU"  # the other columns are compared with this one
-PARTITION_KEYS: dict[str, dict[str, Any]] = {  # partition -> its keys of [data]
+PARTITION_KEYS: Mapping[str, FlatSettings] = {  # partition -> its keys of [data]
     "features": {},
     "apart": {},
     "importance": {"concentration": 1.0},
@@ -79,9 +78,9 @@ def find_undivided(dataset: str) -> str:
 
 
 def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a data set: a partition, and the owner of the labels or "all"."""
+    """Yield the rows of a data set: a partition, and the value of `train.labels`."""
     for partition in list_partition_names(dataset):
-        for labels in ("all", find_owner(dataset)):
+        for labels in (EVERY_PARTY, find_owner(dataset)):
             yield partition, labels
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from glasu.config import ModelConfig, RunConfig
 from glasu.errors import ConfigError
 from glasu.experiments import partitions
+from glasu.records import FlatSettings
 
-METHOD_SETTINGS: dict[str, dict[str, Any]] = {
+METHOD_SETTINGS: Mapping[str, FlatSettings] = {  # method of a table -> its keys of [train]
     "centralized": {"method": "centralized"},
     "standalone": {"method": "standalone", "num_local_steps": 1},
     "ensemble": {"method": "ensemble", "num_local_steps": 1},
@@ -104,7 +104,7 @@ class PartitionRow:
 
     dataset: str
     partition: str
-    labels: str  # "all", or the party that has them
+    labels: str  # as in `train.labels`
     runs: Mapping[str, Run | str]  # by heading
 
 

@@ -23,7 +23,17 @@ import tomli_w
 from glasu import __version__
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, TrainingError
-from glasu.experiments.space import Choices, Point, Space, apply_point, format_point, label, read_space, require
+from glasu.experiments.space import (
+    Choices,
+    Point,
+    SearchSampler,
+    Space,
+    apply_point,
+    format_point,
+    label,
+    read_space,
+    require,
+)
 from glasu.files import hold_folder, write_atomically
 from glasu.model.task import Metric, make_task
 from glasu.records import to_plain
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial, StartedTrial
     from glasu.experiments.trial import Outcome, Terms
 
-SEARCH_SAMPLERS = ("tpe", "grid", "random")
 TRIALS = 40  # default number of trials, except for a grid, which tries all its points
 log = logging.getLogger(__name__)
 
@@ -45,7 +54,7 @@ class SearchOptions:
     out: Path  # folder for study.db, trials.csv and best.toml
     overrides: Sequence[str] = ()  # `section.key=value`, like the arguments of --set
     space: str | Path = "default"  # the keys that vary: a built-in name, or a TOML file
-    sampler: str = "tpe"  # or "random", or "grid": every point once, in random order
+    sampler: str = SearchSampler.TPE.value  # a value of `SearchSampler`
     trials: int | None = None  # total number of trials; None: 40, or all points of a grid
     seeds: int = 1  # runs per trial
     max_bytes: int | None = None  # only evaluations within this number of bytes count
@@ -55,8 +64,8 @@ class SearchOptions:
         for name in ("trials", "seeds", "max_bytes", "jobs"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}", "must be at least 1.")
-        known = ", ".join(SEARCH_SAMPLERS)
-        require(self.sampler in SEARCH_SAMPLERS, f"--sampler {self.sampler}", f"must be one of {known}.")
+        known = ", ".join(SearchSampler)
+        require(self.sampler in list(SearchSampler), f"--sampler {self.sampler}", f"must be one of {known}.")
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ def search(options: SearchOptions) -> SearchResult:
         raise ConfigError("glasu search needs optuna, which is not installed; pip install 'glasu[search]'.")
     config = RunConfig.from_toml(options.run_file, options.overrides)
     space, trials = read_space(options.space, config), options.trials
-    if options.sampler == "grid":
+    if options.sampler == SearchSampler.GRID:
         rule = f"space {options.space} has ranges; give lists, or --sampler tpe."
         require(space.size is not None, "--sampler grid", rule)
         trials = min(trials or space.size or 0, space.size or 0)
@@ -117,7 +126,7 @@ def _run(search: _Search) -> SearchResult:
     options, config, space = search.options, search.config, search.space
     metric = make_task(config.train).selected_by
     with open_study(options.out / "study.db", _settings(search)) as storage:
-        study = Study(storage, space, options.sampler, config.train.seed, space.point_of(config))
+        study = Study(storage, space, SearchSampler(options.sampler), config.train.seed, space.point_of(config))
         finished = study.list_finished()
         work = functools.partial(_run_trial, Terms(config, options.seeds, options.max_bytes))
         left = search.trials - len(finished)

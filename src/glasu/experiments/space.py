@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 import math
@@ -21,6 +22,14 @@ Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
 TRIED = 300  # number of combinations that are checked with RunConfig before a search
 FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
 SPACES = Path(str(resources.files("glasu.experiments"))) / "spaces"
+
+
+class SearchSampler(enum.StrEnum):
+    """How a search chooses its points."""
+
+    TPE = "tpe"
+    GRID = "grid"  # every point once, in random order
+    RANDOM = "random"
 
 
 def require(condition: bool, value: object, rule: str) -> None:

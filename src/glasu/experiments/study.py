@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from glasu.errors import ConfigError, DataError
-from glasu.experiments.space import Choices, Point, Range, Space, format_point, label
+from glasu.experiments.space import Choices, Point, Range, SearchSampler, Space, format_point, label
 from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
 from glasu.records import describe, read_record
@@ -61,19 +61,23 @@ class Study:
     assigned again.
     """
 
-    def __init__(self, study: optuna.Study, space: Space, sampler: str, seed: int, first: Point | None) -> None:
+    def __init__(
+        self, study: optuna.Study, space: Space, sampler: SearchSampler, seed: int, first: Point | None
+    ) -> None:
         """Continue a study.
 
         Args:
             study: the result of `open_study`.
             space: the keys that vary.
-            sampler: "tpe", "random" or "grid".
+            sampler: how the points are chosen.
             seed: seed of the draws.
             first: the point of trial 0; None: the sampler chooses.
         """
         self._study, self._space, self._sampler, self._seed, self._first = study, space, sampler, seed, first
         self._running: dict[int, optuna.Trial] = {}
-        self._order = Stream(seed, "grid").numpy().permutation(space.size or 0) if sampler == "grid" else None
+        self._order = (
+            Stream(seed, "grid").numpy().permutation(space.size or 0) if sampler is SearchSampler.GRID else None
+        )
 
     def begin(self, trials: int) -> StartedTrial | None:
         """Begin the first trial of 0..trials-1 that is neither finished nor running, or return None."""
@@ -123,7 +127,7 @@ class Study:
 
     def _sampler_of(self, number: int) -> BaseSampler:
         seed = Stream(self._seed, "search", round=number).key() % 2**32
-        return TPESampler(seed=seed) if self._sampler == "tpe" else RandomSampler(seed)
+        return TPESampler(seed=seed) if self._sampler is SearchSampler.TPE else RandomSampler(seed)
 
     def _decode(self, params: Mapping[str, Any]) -> Point:
         return {key: values.decode(params[key]) for key, values in self._space.keys.items()}

@@ -116,7 +116,7 @@ def run_trial(
         seeded = config.replace(train={"seed": config.train.seed + index})
         parties = load(seeded)
         combines = find_method(seeded).averages
-        evaluated = len(parties) if seeded.train.labels == "all" else 1  # parties with labels
+        evaluated = len(parties) if seeded.train.label_owner is None else 1  # parties with labels
         runs.append(_Run(evaluated, terms.max_bytes, should_stop, combines=combines))
         try:
             runs[-1].train(parties, seeded, workers)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasu import registry
-from glasu.data.party import Labels, PartyData, have_labels, measure_labels
+from glasu.data.party import Labels, PartyData, are_numbers, have_labels, measure_labels
 from glasu.errors import ConfigError
 from glasu.model import kernels
 
@@ -410,7 +410,7 @@ class Regression(Task):
     has_classes = False
 
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
-        return labels.ndim == 1 and labels.dtype.kind == "f"
+        return labels.ndim == 1 and are_numbers(labels)
 
     def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
         import torch

@@ -133,7 +133,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
                 f"expected {', '.join(offered.roster)}."
             )
         run = derive_attempt_run(offered.run, attempt.number)
-        identity = Identity(offered.roster, "all", offered.index, run)
+        identity = Identity(offered.roster, None, offered.index, run)
         identity.incarnation, identity.attempt = self.state.value.incarnation, attempt.number % ATTEMPTS
         return client_alignment(identity, self.ids.tolist(), self.blinding, limits, self.session_ledger.ledger)
 

@@ -21,7 +21,7 @@ from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.report import JsonRecord, Seconds, Traffic, list_versions, to_json_value
+from glasu.report import JsonRecord, Seconds, Traffic, to_json_value
 from glasu.runtime.checkpointing import START
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
@@ -92,21 +92,19 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         statements = self.admission.collect_statements(present)
         number = self.state.value.attempt + 1
         self.state.update(attempt=number)
-        identity = Identity(tuple(statements), "all", SERVER, derive_attempt_run(self.run, number))
+        identity = Identity(tuple(statements), None, SERVER, derive_attempt_run(self.run, number))
         attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)
 
     def finish(self, result: Comparison, finished: Sequence[ResultPayload]) -> AlignmentReport:
         """Write alignment.json."""
-        cost, roster = self.telemetry.cost(), self.options.kit.roster
+        roster = self.options.kit.roster
         report = AlignmentReport(
+            **self.telemetry.collect_cost(),
             parties=roster,
             common=result.common,
             sizes=dict(zip(roster, result.sizes, strict=True)),
             overlaps=list_overlaps(roster, result),
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            versions=list_versions(),
         )
         write_named(self.options.out / "alignment.json", report.to_json().encode())
         return report

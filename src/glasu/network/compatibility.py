@@ -263,7 +263,7 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
 def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
     """Return the settings that the server sends to the parties of the roster; refuse impossible ones."""
     refuse_unfit_for_network(config)
-    if config.train.labels not in ("all", *roster):
+    if config.train.label_owner not in (None, *roster):
         raise ConfigError(
             f"train.labels={config.train.labels!r}: there is no such party; the roster is {', '.join(roster)}."
         )

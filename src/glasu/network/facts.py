@@ -180,7 +180,7 @@ def collect_label_facts(party: PartyData) -> LabelFacts:
     facts: LabelFacts = {}
     if party.labels is not None:
         facts |= collect_class_facts(party.classes)
-    if party.splits is not None and party.labels is not None and party.labels.dtype.kind == "f":
+    if party.splits is not None and party.labels is not None and party.has_numeric_labels:
         training_labels = party.labels[party.splits.train]
         scale = measure_labels(training_labels[have_labels(training_labels)])
         facts["label_scale"] = hashlib.sha256(np.array(scale, "<f8").tobytes()).hexdigest()

@@ -8,7 +8,7 @@ from glasu.config import RunConfig, resolve
 from glasu.data.alignment import check_parties
 from glasu.data.methods import find_method
 from glasu.data.party import PartyData
-from glasu.data.party_name import check_party_name
+from glasu.data.party_name import check_member_name
 from glasu.data.sources.catalog import choose_splits
 from glasu.errors import DataError
 from glasu.network.handshake import Code, RefusalError, WelcomePayload
@@ -40,28 +40,32 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
         )
     try:
         for each in roster:
-            check_party_name(each)
+            check_member_name(each)
     except DataError as error:
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster: {make_printable(error, MAX_REASON)}") from None
     if len(set(roster)) < len(roster):
         raise RefusalError(Code.WRONG_ROSTER, f"the server's roster ({listed}) lists a party twice.")
-    if config.train.labels not in ("all", *roster):
+    if config.train.label_owner not in (None, *roster):
         owner = make_printable(config.train.labels)
         why = f"train.labels={owner!r}: there is no such party; the server's roster is {listed}."
         raise RefusalError(Code.WRONG_ROSTER, why)
 
 
+def find_memory_limit(max_memory: int | None) -> int:
+    """Return the bytes that a model may need at this party; None: half of this machine's memory."""
+    return read_total_memory() // 2 if max_memory is None else max_memory
+
+
 def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:
     """Return the settings resolved for this party's graph, and the party without labels that they do not use.
 
-    Settings that need more than `max_memory` bytes (None: half of this machine's memory) are refused, before anything
-    is allocated.
+    Settings that need more than `find_memory_limit` returns are refused, before anything is allocated.
     """
-    check_memory(config, [party], read_total_memory() // 2 if max_memory is None else max_memory, TOO_LARGE)
-    labels = config.train.labels
+    check_memory(config, [party], find_memory_limit(max_memory), TOO_LARGE)
+    owner = config.train.label_owner
     party = choose_splits(party, config.data.split, config.data_seed)
-    if labels in ("all", party.name):
-        check_parties([party], labels, config.train.task)
+    if owner in (None, party.name):
+        check_parties([party], owner, config.train.task)
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party

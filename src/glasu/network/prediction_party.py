@@ -22,6 +22,7 @@ from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, R
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
+from glasu.network.party_setup import find_memory_limit
 from glasu.network.purposes import PREDICTION
 from glasu.network.run_folder import FinishedPart, read_report
 from glasu.network.session_ledger import LedgerScope
@@ -34,7 +35,8 @@ from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
 from glasu.records import to_plain
 from glasu.report import LedgerSummary, describe_missing
-from glasu.runtime.trained_model import TrainedModel, load_weights, write_predictions
+from glasu.runtime.memory import check_prediction_memory
+from glasu.runtime.trained_model import MODEL_FILE, TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
 
@@ -69,6 +71,7 @@ class PredictionParty(ClientPurpose[Predicted]):
 
         Raises:
             ConfigError: the folder holds no finished training of this party, or the training had another secret.
+            ConfigError: the model needs more memory than this party allows.
             DataError: the party's data does not fit the model.
         """
         super().__init__(options, party)
@@ -81,6 +84,9 @@ class PredictionParty(ClientPurpose[Predicted]):
         _refuse_other_secret(options.kit, self.state.value)
         self.model = TrainedModel.load(options.out)
         self.party = _add_classes(self.model, party)
+        advice = "this party allows {limit}. Raise the limit with --max-memory, "
+        advice += f"or if the settings were changed, restore {MODEL_FILE}."
+        check_prediction_memory(self.model.config, [party], find_memory_limit(options.max_memory), advice)
         self.roster = read_report(FinishedPart, options.out).parties
         self._run = ""  # run id of the current server process
         self._predicted: Predicted | None = None
@@ -163,7 +169,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             ids, train = self.party.ids[nodes], client.config.train
             write_predictions(file, ids, scores, self.model.classes, train)
         elif len(requested):
-            owner = client.identity.names[client.identity.owner]
+            owner = client.identity.label_owner
             self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
         report = dataclasses.replace(
             self.telemetry.build_prediction_report(self.roster, client.identity.names, self.model.subsets),
@@ -206,6 +212,6 @@ def _refuse_other_secret(kit: Kit, record: JoiningRecord) -> None:
 def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:
     """Return the party with the classes of the model; without labels if the model has no classifier."""
     model.check_data([party])
-    if model.config.train.labels in ("all", party.name):
+    if model.config.train.label_owner in (None, party.name):
         return model.add_unknown_labels([party])[0]
     return dataclasses.replace(party, labels=None, classes=(), splits=None)

@@ -56,7 +56,8 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         parties, log = ", ".join(self.options.kit.roster), self.options.log
         log.info("prediction: this server and all of %s must stay online until it is done.", parties)
         if self.config.train.party_dropout:
-            owner = "" if self.config.train.labels == "all" else f", except {self.config.train.labels} with the labels"
+            name = self.config.train.label_owner
+            owner = "" if name is None else f", except {name} with the labels"
             wait = f"{self.options.wait:.0f}"
             log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
 

@@ -42,7 +42,7 @@ from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Even
 from glasu.protocol.state import ClientState
 from glasu.protocol.training import client_script
 from glasu.records import to_plain
-from glasu.report import SIGNED, MaskSummary, PreparedColumns
+from glasu.report import GIVEN, SIGNED, MaskSummary, PreparedColumns, PrivacySummary
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
 from glasu.runtime.telemetry import TelemetryState, summarize_race
@@ -291,15 +291,15 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         client, digest = self.client, digest_weights(self.client.progress.best_weights)
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
+        masks = MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped})
         race = client.progress.race
         report = self.telemetry.build_party_report(
             client.config,
             client.identity,
             result,
             digest,
-            client.release.ledger,
+            PrivacySummary.of(client.config, {client.name: client.release.ledger}, GIVEN, masks),
             prepared,
-            masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped}),
             losses=client.progress.losses,
             race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
         )

@@ -23,7 +23,7 @@ from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
 from glasu.protocol.server import Server
 from glasu.protocol.state import Progress, ServerState
 from glasu.protocol.training import server_script
-from glasu.report import SIGNED, MaskSummary, PartySummary, RunReport
+from glasu.report import SIGNED, MaskSummary, PartySummary, PrivacySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
 from glasu.runtime.telemetry import TelemetryState, summarize_race
 from glasu.wire.message_key import RUN_BYTES
@@ -187,7 +187,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             weights_sha256=weights_sha256,
             overridden=overridden,
             race=summarize_race(server, self.telemetry.race),
-            masks=MaskSummary.of(server.config, SIGNED),
+            privacy=PrivacySummary.of(server.config, masks=MaskSummary.of(server.config, SIGNED)),
         )
 
     def close(self, *, finished: bool) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from glasu.data.party_name import check_party_name
+from glasu.data.party_name import check_member_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
@@ -56,7 +56,7 @@ def check_roster(names: Sequence[str]) -> None:
         raise ConfigError(f"parties: {len(names)} are too many for one run; name at most {MAX_PARTIES}.")
     seen: dict[str, str] = {}
     for name in names:
-        check_party_name(name)
+        check_member_name(name)
         key = unicodedata.normalize("NFKC", name).casefold()  # some file systems treat such names as equal
         if key in RESERVED:
             raise DataError(f"party {name!r}: the names {', '.join(RESERVED)} are reserved; use another name.")

@@ -85,7 +85,7 @@ def server_average(
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
     encoding = server.shapes.encodings[PROBABILITIES]
-    senders = present if server.identity.owner < 0 else [server.identity.owner]
+    senders = present if server.identity.owner is None else [server.identity.owner]
 
     def average(scores: Chunk) -> Broadcast | Scatter:
         aggregation = Mean(len(scores.tensors))  # scores are averaged even if layers concatenate
@@ -134,7 +134,7 @@ def client_average_propagated(
     own = None
     if alpha is not None and client.party.graph.num_edges:
         own = propagate(client.party.graph, mean, alpha)[nodes]
-    if client.identity.owner >= 0:
+    if client.identity.owner is not None:
         requested = find_receivers(client.identity, len(nodes))[client.identity.index]
     key = _make_second_key(client, key, place)
     average = client_average(client, key, own, nodes, num_columns=mean.shape[1], requested=requested)
@@ -145,7 +145,7 @@ def server_average_propagated(
     server: Server, key: Key, num_rows: int, requested: Sequence[Requested] | None = None, place: int = 0
 ) -> Script[None]:
     """Server column of `client_average_propagated`."""
-    if server.identity.owner >= 0:
+    if server.identity.owner is not None:
         requested = find_receivers(server.identity, num_rows)
     yield from server_average(server, _make_second_key(server, key, place), num_rows, requested, from_any=True)
 

@@ -86,7 +86,7 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
-    if client.release.sums.hiding is None or client.identity.owner < 0 or not is_last:
+    if client.release.sums.hiding is None or client.identity.owner is None or not is_last:
         return (yield from share_gradient(client, key, gradient, nodes))
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.release.update_ranges(key, found)
@@ -97,7 +97,7 @@ def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Agg
     """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
     losses: list[float] = []
     gradient: Tensor | None = None
-    if client.identity.owner >= 0:
+    if client.identity.owner is not None:
         losses, gradient = compute_owner_gradient(client, batch, joint)
     for layer in reversed(client.config.model.aggregation_layers):
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
@@ -154,9 +154,9 @@ def server_backward(
 
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
-        at_loss = server.identity.owner >= 0 and layer == server.aggregation_layers[-1]
-        if at_loss and encoding.is_hidden:
+        owner = server.identity.owner if layer == server.aggregation_layers[-1] else None
+        if owner is not None and encoding.is_hidden:
             yield from server_sealed_gradient(server, key.at(layer), rows[layer])
             continue
-        senders = (server.identity.owner,) if at_loss else present
+        senders = present if owner is None else (owner,)
         yield from answer_rows(server, Gradient, key.at(layer), share, rows[layer], senders)

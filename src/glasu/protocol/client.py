@@ -67,7 +67,7 @@ class Client:
         self.party, self.watch, self.requested = party, watch, config
         self.keys = PartyKeys(party.name, config.train.seed, secret, signer)
         run = bytes.fromhex(config.digest())[:RUN_BYTES]  # over the network, the server's run id replaces it
-        self.identity = Identity(tuple(names), config.train.labels, index, run)
+        self.identity = Identity(tuple(names), config.train.label_owner, index, run)
         self.progress = ClientProgress()
         whole = list_candidates(config)[0]
         both = divide_settings(whole)  # None unless `train.release = "once"`

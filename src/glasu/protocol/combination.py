@@ -76,7 +76,7 @@ def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
     found = {}
     for (split, examples), layer in zip(_list_examples(client).items(), NODE_LAYERS, strict=True):
         targets = client.data.find_targets(examples)
-        if client.identity.owner >= 0:
+        if client.identity.owner is not None:
             targets = yield from agree_on_targets(client, key.at(layer), targets)
         found[split] = targets.nodes
     return found
@@ -89,7 +89,7 @@ def _client_alpha(client: Client, key: Key, mean: ScoreRows, nodes: NodeSet) -> 
     def score(scores: ScoreRows) -> float:
         return client.learner.task.selection_score(measure(client, scores, examples))
 
-    if client.identity.owner < 0:
+    if client.identity.owner is None:
         if not graph.num_edges:
             return None
         return choose_alpha(lambda alpha: score(propagate(graph, mean, alpha)[nodes]), ALPHAS)
@@ -143,13 +143,13 @@ def server_combination(server: Server) -> Script[None]:
     """Server column: average the scores, and report the metrics of the combined prediction on both splits."""
     key = server.identity.key(Phase.EVALUATION, server.config.train.num_rounds + 1)
     num_validation, num_test = server.sizes.num_validation, server.sizes.num_test
-    if server.identity.owner >= 0:
+    if server.identity.owner is not None:
         _, (validation,) = yield from unite(server, key.at(NODE_LAYERS[0]), 1)
         _, (test,) = yield from unite(server, key.at(NODE_LAYERS[1]), 1)
         num_validation, num_test = len(validation), len(test)
     if find_method(server.requested).smooths:
         yield from server_average_all(server, key)
-        if server.identity.owner >= 0:
+        if server.identity.owner is not None:
             yield from _server_alpha(server, key, num_validation)
         yield from server_average_propagated(server, key, num_validation + num_test)
     else:
@@ -174,7 +174,7 @@ def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]
     for client, message in enumerate(messages):
         if len(message.values) != server.identity.has_labels(client):
             server.refuse(message, f"expected an alpha from the label owner only, got {len(message.values)} values.")
-    chosen = messages[server.identity.owner]
+    chosen = next(message for message in messages if len(message.values))
     yield Broadcast(Chosen(key, np.array([_read_choice(chosen)])))
 
 

@@ -118,7 +118,7 @@ def client_subsets(client: Client) -> Script[None]:
     targets = client.data.find_targets(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
         key = _make_subset_key(client, index)
-        if client.identity.owner >= 0:
+        if client.identity.owner is not None:
             targets = yield from agree_on_targets(client, key, targets)
         ensemble = client.progress.ensemble
         predicted = yield from client_prediction(client, key, targets, present=present, ensemble=ensemble)
@@ -134,7 +134,7 @@ def server_subsets(server: Server) -> Script[None]:
     """Server column of `client_subsets`."""
     for index, present in enumerate(list_subsets(server.config, server.identity)):
         key, num_nodes = _make_subset_key(server, index), server.sizes.num_validation
-        if server.identity.owner >= 0:
+        if server.identity.owner is not None:
             _, (nodes,) = yield from unite(server, key, 1)
             num_nodes = len(nodes)
         yield from server_prediction(server, key, num_nodes, present=present, ensemble=server.progress.ensemble)
@@ -279,7 +279,7 @@ def server_evaluation(
     a client with labels reports whether the selected model has learned nothing.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
-    if server.identity.owner >= 0:
+    if server.identity.owner is not None:
         _, (nodes,) = yield from unite(server, key, 1)
         num_nodes = len(nodes)
     yield from server_prediction(server, key, num_nodes, ensemble=ensemble)

@@ -45,8 +45,10 @@ def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     if server.shapes.encodings[GRADIENT].is_hidden:
         yield from server_sealed_gradient(server, key, num_rows)
         return
+    owner = server.identity.owner
+    assert owner is not None
 
     def forward(gradient: Chunk) -> Broadcast:
         return Broadcast(JointGradient(gradient.key, gradient.check_answer(gradient.payloads[0])))
 
-    yield from answer_rows(server, Gradient, key, forward, num_rows, (server.identity.owner,))
+    yield from answer_rows(server, Gradient, key, forward, num_rows, (owner,))

@@ -176,7 +176,7 @@ class Learner:
             if purpose != "classifier":
                 return Stream(self.private_seed, purpose, layer=layer, client=index)
             common = config.train.seed if classifier_seed is None else classifier_seed
-            return make_classifier_stream(common if config.train.labels == "all" else self.private_seed, layer)
+            return make_classifier_stream(common if config.train.label_owner is None else self.private_seed, layer)
 
         self.model = ClientModel(
             config.model,

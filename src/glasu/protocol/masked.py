@@ -46,7 +46,7 @@ COMPARISON_LAYER = 4  # used as `layer` in a key; a race and the agreement on ke
 
 def name_verdict_protection(identity: Identity) -> str:
     """Return the protection of a verdict in the ledger. It does not cover the two flags, which the server reads."""
-    return PROOF_PROTECTION if identity.owner < 0 else "sealed"
+    return PROOF_PROTECTION if identity.owner is None else "sealed"
 
 
 def share_sealed_gradient(
@@ -68,6 +68,7 @@ def share_sealed_gradient(
 
     hiding, owner = client.release.sums.hiding, client.identity.owner
     assert hiding is not None
+    assert owner is not None
     encoding = client.release.encodings[OWNER_GRADIENT]
     chunks = split_rows(len(nodes), client.config.wire.chunk_rows)
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
@@ -105,8 +106,10 @@ def share_sealed_gradient(
 
 def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
     """Server column of `share_sealed_gradient`."""
+    owner = server.identity.owner
+    assert owner is not None
     for chunk in range(len(split_rows(num_rows, server.config.wire.chunk_rows))):
-        yield from server_forward(server, key.at(key.layer, chunk), server.identity.owner)
+        yield from server_forward(server, key.at(key.layer, chunk), owner)
 
 
 def client_decision(
@@ -127,9 +130,9 @@ def client_decision(
     """
     hiding, owner, proof = client.release.sums.hiding, client.identity.owner, b""
     assert hiding is not None
-    unseal = hiding.prepare_unsealing(owner)
+    unseal = None if owner is None else hiding.prepare_unsealing(owner)
     if client.has_labels:
-        if owner < 0:
+        if owner is None:
             proof = hiding.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
         else:
             proof = hiding.seal(struct.pack("<??", improved, stop), key)
@@ -140,7 +143,7 @@ def client_decision(
     else:
         yield Send(Waiting(key))
     answer: Decision = yield from receive_answer(client, Decision, key)
-    if owner < 0:
+    if owner is None:
         if (answer.stop, answer.ensemble, answer.proof.tobytes()) != (stop, ensemble, proof):
             raise ProtocolError(
                 f"party {client.name!r}, {key}: the parties found different metrics: their labels or splits differ, or "
@@ -148,6 +151,7 @@ def client_decision(
             )
         return improved, stop
     if not client.has_labels:
+        assert unseal is not None
         verdict = unseal(answer.proof.tobytes(), key)
         improved, stop = struct.unpack("<??", verdict) if len(verdict) == 2 else (False, not answer.stop)
     if answer.stop != stop:
@@ -157,7 +161,7 @@ def client_decision(
 
 def server_decision(server: Server, key: Key) -> Script[Decision]:
     """Server column: return the decision of the parties, which must be equal. The caller broadcasts it."""
-    everyone = server.identity.owner < 0
+    everyone = server.identity.owner is None
     messages: Sequence[Decision | Waiting] = yield Receive((Decision,) if everyone else (Decision, Waiting), key)
     found: list[Decision] = []
     for client, message in enumerate(messages):

@@ -62,7 +62,7 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
     own = np.isin(nodes, requested)
     targets = Targets.of_nodes(nodes)
     probabilities = yield from client_prediction(client, key, targets, own, ensemble=client.progress.ensemble)
-    if client.identity.owner >= 0:
+    if client.identity.owner is not None:
         return (nodes if client.has_labels else nodes[:0]), probabilities
     return nodes[own], probabilities
 
@@ -105,7 +105,7 @@ def client_prediction(
         joint = yield from client_average_propagated(client, key, mean, alpha, targets.nodes, requested=requested)
         return task.convert_scores(joint) if client.has_labels else joint
     own = yield from client_scores(client, key, targets, present, alone=ensemble)
-    if client.has_labels and client.identity.owner < 0 and has_server(client.config):
+    if client.has_labels and client.identity.owner is None and has_server(client.config):
         key = key.at(client.config.model.num_layers)
         return task.convert_scores((yield from client_average(client, key, own, targets.examples, requested=requested)))
     return np.empty((0, 0)) if own is None else task.convert_scores(own)
@@ -185,7 +185,7 @@ def server_request(server: Server) -> Script[int]:
 
 def _refuse_different_requests(server: Server, requested: Sequence[Requested]) -> None:
     """Refuse requests that the server cannot answer separately, because it cannot divide ciphertexts."""
-    if server.shapes.encodings[PROBABILITIES].separates_rows or server.identity.owner >= 0:
+    if server.shapes.encodings[PROBABILITIES].separates_rows or server.identity.owner is not None:
         return
     if any(mask.any() and not mask.all() for mask in requested):
         names = [name for name, mask in zip(server.roster, requested, strict=True) if mask.any()]
@@ -220,7 +220,7 @@ def server_prediction(
         return
     if not ensemble:
         yield from _server_forward(server, key, num_examples if server.task.examples_are_nodes else None, present)
-    if server.identity.owner < 0:
+    if server.identity.owner is None:
         place = key.at(server.config.model.num_layers)
         yield from server_average(server, place, num_examples, requested, present=present)
 

@@ -66,7 +66,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
         if not config.train.party_dropout:
             why += " Some parties can predict without the others after training with train.party_dropout."
         raise AlignmentError(why, why)  # names of parties are public
-    if (owner := config.train.labels) not in ("all", *present):
+    if (owner := config.train.label_owner) not in (None, *present):
         raise ConfigError(f"party {owner} is missing; it has the labels, and only its classifier can predict. Add it.")
 
 
@@ -83,4 +83,4 @@ def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]
     without_one = [tuple(client for client in everyone if client != absent) for absent in everyone]
     alone = [(client,) for client in everyone]
     subsets = dict.fromkeys([*without_one, *alone])
-    return [subset for subset in subsets if identity.owner < 0 or identity.owner in subset]
+    return [subset for subset in subsets if identity.owner is None or identity.owner in subset]

@@ -73,7 +73,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds.append("verdict")
             if config.train.has_exact_gradients and GRADIENT.name not in kinds:
                 kinds.append(GRADIENT.name)
-    if has_labels and config.train.labels == "all" and config.privacy.release_probabilities:
+    if has_labels and config.train.label_owner is None and config.privacy.release_probabilities:
         kinds.append(PROBABILITIES.name)
     return [*kinds, "key", "proof"] if needs_keys(config) and has_server(config) else kinds
 

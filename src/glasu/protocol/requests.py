@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from glasu.errors import ProtocolError
 from glasu.model.task import Metric
 from glasu.protocol.messages import Message
+from glasu.records import FlatSettings
 from glasu.wire.message_key import Key
 
 Result = TypeVar("Result")
@@ -137,7 +138,7 @@ class Evaluated(Event):
 class CandidateStarted(Event):
     """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
 
-    settings: dict[str, Any]  # those that differ between the candidates
+    settings: FlatSettings  # those that differ between the candidates
     num_rounds: int  # number of rounds that it runs now
     chosen: bool = False
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race

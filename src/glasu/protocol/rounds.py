@@ -108,7 +108,7 @@ def client_absent_round(
     if client.config.train.has_exact_gradients:
         return (yield from await_backward(client, batch, joint, aggregation))
     losses: list[float] = []
-    if client.identity.owner >= 0:
+    if client.identity.owner is not None:
         losses, _ = yield from client_gradient(client, batch, joint)
     return losses
 
@@ -123,7 +123,7 @@ def server_rounds(server: Server, window: range, sizes: dict[tuple[int, int], in
         rows = yield from server_inference(server, key, find_known_rows(server, index, sizes), present)
         if train.has_exact_gradients:
             yield from server_backward(server, backward, rows, present)
-        elif server.identity.owner >= 0:
+        elif server.identity.owner is not None:
             yield from server_gradient(server, backward, rows[server.aggregation_layers[-1]])
         loss = None
         if receives_losses:

@@ -44,7 +44,7 @@ def divide_into_windows(first: int, end: int, prefetch: int) -> Iterator[tuple[r
 
 def owner_leads(config: RunConfig) -> bool:
     """Return whether other parties train on the label owner's gradient; False if the owner trains alone."""
-    return config.train.labels != "all" and bool(config.model.aggregation_layers)
+    return config.train.label_owner is not None and bool(config.model.aggregation_layers)
 
 
 def owner_sends_batches(config: RunConfig) -> bool:

@@ -45,7 +45,7 @@ class Server:
         self.roster, self.sizes = tuple(roster), sizes
         self.requested = config
         self.config = list_candidates(config)[0]  # the settings of the current candidate
-        self.identity = Identity(self.roster, config.train.labels, SERVER, run)
+        self.identity = Identity(self.roster, config.train.label_owner, SERVER, run)
         self.aggregation = make_aggregation(config.model, len(roster))
         self.sampler = find_sampler(config.train)
         self.task = make_task(config.train)

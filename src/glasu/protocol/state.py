@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from glasu.config import TrainConfig
 
-NO_OWNER = -1  # the index of the label owner when all clients have the labels
 DIVERGED = -math.inf  # used as a score; worse than every other score
 
 
@@ -31,16 +30,16 @@ class Identity:
     """The identity of one role in a run. The keys of its messages are derived from it."""
 
     names: tuple[str, ...]  # all parties, in client order
-    labels: str  # "all", or the label owner
+    label_owner: str | None  # None: all clients have the labels
     index: int  # m, or SERVER
     run: bytes
     incarnation: int = 0  # how many times this party's process was started, this start included
     attempt: int = 0
     earlier_rounds: int = 0  # number of rounds of earlier candidates in a race; round numbers in keys start after them
-    owner: int = field(init=False)  # index of the label owner, or NO_OWNER
+    owner: int | None = field(init=False)  # index of the label owner
 
     def __post_init__(self) -> None:
-        self.owner = NO_OWNER if self.labels == "all" else self.names.index(self.labels)
+        self.owner = None if self.label_owner is None else self.names.index(self.label_owner)
 
     @property
     def num_clients(self) -> int:
@@ -48,7 +47,7 @@ class Identity:
 
     def has_labels(self, client: int) -> bool:
         """Return whether a client has labels and a classifier."""
-        return self.owner in (NO_OWNER, client)
+        return self.owner in (None, client)
 
     def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
         """Return the key of a message of this role."""

@@ -101,7 +101,7 @@ def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[A
     if len(parties) < 2 or len(config.model.aggregation_layers) < 2:
         return []
     names = [party.name for party in parties]
-    owner = config.train.labels
+    owner = config.train.label_owner
     return attack_by_splitting(parties, config, owner if owner in names else names[0])
 
 
@@ -146,7 +146,7 @@ def attack_run(
     if [party.name for party in parties] != list(names):
         raise ConfigError(f"the transcript is of the parties {', '.join(names)}; pass their data in this order.")
     labelled = next((party for party in parties if party.splits is not None), None)
-    owner = transcript.config.train.labels
+    owner = transcript.config.train.label_owner
     found: list[AttackResult] = []
     for role in roles or ("server", names[-1]):
         others = [name for name in names if name != role]
@@ -184,7 +184,7 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
 def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     """Infer labels from the gradient at H[L] and from H[L], if one party has the labels."""
     seen, known = attacker.seen, attacker.victim.labels
-    is_owner = seen.config.train.labels == attacker.victim.name
+    is_owner = seen.config.train.label_owner == attacker.victim.name
     if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
         return
     gradients, joints = seen.list_gradients(attacker.target), seen.list_joints()

@@ -6,7 +6,7 @@ Nothing is written or repaired here. Torch is loaded only for ledgers with noise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ from glasu.runtime.ledger_file import LEDGER, LEDGERS, Fragment, list_ledger_fil
 from glasu.runtime.output_dir import ALIGNING, PREDICTING, REPORT, SERVING
 
 if TYPE_CHECKING:
-    from glasu.privacy.accounting import Accountant
+    from glasu.privacy.accounting import Accountant, SpentEpsilon
 
 CheckLevel = Literal["good", "note", "bad"]
 DELTA = PrivacyConfig().delta  # a ledger does not contain privacy.delta
@@ -47,7 +47,7 @@ class AuditCheck(JsonRecord):
     text: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReleaseTotal(JsonRecord):
     """The totals of all releases of one kind in a run."""
 
@@ -55,22 +55,33 @@ class ReleaseTotal(JsonRecord):
     kind: str
     layer: int
     protection: str
-    releases: int = 0
-    rows: int = 0
-    bytes: int = 0
-    largest: int = 0  # rows of the largest release
-    first: float | None = None  # seconds since 1970
-    last: float | None = None
+    releases: int
+    rows: int
+    bytes: int
+    largest: int  # rows of the largest release
+    first: float | None  # seconds since 1970
+    last: float | None
 
-    def add(self, entry: Entry) -> None:
-        """Add a release."""
-        self.releases, self.rows, self.bytes = self.releases + 1, self.rows + entry.rows, self.bytes + entry.size
-        self.largest = max(self.largest, entry.rows)
-        self.first = entry.time if self.first is None else self.first
-        self.last = entry.time
+    @classmethod
+    def of(cls, entry: Entry) -> ReleaseTotal:
+        """Return the totals of one release."""
+        place = entry.phase, entry.kind, entry.layer, entry.protection
+        return cls(*place, 1, entry.rows, entry.size, entry.rows, entry.time, entry.time)
+
+    def add(self, later: ReleaseTotal) -> ReleaseTotal:
+        """Return the totals of these releases and later ones of the same kind."""
+        return replace(
+            self,
+            releases=self.releases + later.releases,
+            rows=self.rows + later.rows,
+            bytes=self.bytes + later.bytes,
+            largest=max(self.largest, later.largest),
+            first=later.first if self.first is None else self.first,
+            last=later.last,
+        )
 
 
-@dataclass
+@dataclass(frozen=True)
 class AuditedRun(JsonRecord):
     """One run in a ledger, with all processes that took part in it."""
 
@@ -80,47 +91,47 @@ class AuditedRun(JsonRecord):
     policy: str
     processes: int = 1
     finished: bool = False
-    totals: list[ReleaseTotal] = field(default_factory=list)
+    totals: tuple[ReleaseTotal, ...] = ()
 
     @property
     def size(self) -> int:
         """The number of bytes that the ledger records."""
         return sum(total.bytes for total in self.totals)
 
-    def add(self, entry: Entry) -> None:
-        """Add a release."""
-        place = entry.phase, entry.kind, entry.layer, entry.protection
-        for total in self.totals:
-            if (total.phase, total.kind, total.layer, total.protection) == place:
-                break
-        else:
-            total = ReleaseTotal(*place)
-            self.totals.append(total)
-        total.add(entry)
 
-
-@dataclass
+@dataclass(frozen=True)
 class AuditedLedger(JsonRecord):
     """One ledger."""
 
     party: str
     file: str
-    runs: list[AuditedRun] = field(default_factory=list)
-    repairs: int = 0
-    incomplete: bool = False  # whether the last line is incomplete
-    fault: str | None = None  # why the chain is broken; records after the fault are not read
-    chains: list[str] = field(default_factory=list)  # the chain value after each record
-    remembered: list[tuple[str, LedgerHead]] = field(default_factory=list)  # heads of other parties
-    accountant: Accountant | None = None  # counts the releases with noise; None if there are none
+    runs: tuple[AuditedRun, ...]
+    repairs: int
+    incomplete: bool  # whether the last line is incomplete
+    fault: str | None  # why the chain is broken; records after the fault are not read
+    differential_privacy: SpentEpsilon | None  # of all releases with noise; None if there are none
+    length: int  # number of records
+    head: str  # the last chain value; empty if there is none
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; it contains only the length and the end of the chain."""
+        """Return the JSON object."""
         values = super().to_dict()
-        for name in ("chains", "remembered", "accountant"):
-            values.pop(name, None)
-        if self.accountant is not None:
-            values["differential_privacy"] = asdict(self.accountant.summarize())
-        return {**values, "length": len(self.chains), "head": self.chains[-1] if self.chains else ""}
+        if self.differential_privacy is not None:
+            values["differential_privacy"] = asdict(self.differential_privacy)
+        return values
+
+    def find_run(self, purpose: str) -> AuditedRun | None:
+        """Return the last run of a purpose."""
+        return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
+
+
+@dataclass(frozen=True)
+class _ReadLedger:
+    """A ledger with its evidence."""
+
+    report: AuditedLedger
+    chains: tuple[str, ...]  # the chain value after each record
+    remembered: tuple[tuple[str, LedgerHead], ...]  # heads of other parties
 
     def holds(self, head: LedgerHead) -> bool:
         """Return whether this ledger had this head at some time."""
@@ -128,37 +139,68 @@ class AuditedLedger(JsonRecord):
             return False
         return self.chains[head.length - 1] == head.chain and self.chains[0] == head.ledger
 
-    def find_run(self, purpose: str) -> AuditedRun | None:
-        """Return the last run of a purpose."""
-        return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
 
-    def count_record(self, record: LedgerRecord) -> None:
-        """Add a record."""
+class _LedgerCollector:
+    """Collects the records of one ledger."""
+
+    def __init__(self, party: str) -> None:
+        self._party, self._repairs = party, 0
+        self._chains: list[str] = []
+        self._remembered: list[tuple[str, LedgerHead]] = []
+        self._runs: list[AuditedRun] = []
+        self._totals: list[dict[tuple[str, str, int, str], ReleaseTotal]] = []  # of each run
+        self._accountant: Accountant | None = None  # counts the releases with noise; None if there are none
+
+    def add(self, chain: str, record: LedgerRecord) -> None:
+        """Add a record and the chain value after it."""
+        self._chains.append(chain)
         match record:
             case Opening(party=party):
-                self.party = party
-            case Start(resumes=True) if self.runs:
-                self.runs[-1].processes += 1
+                self._party = party
+            case Start(resumes=True) if self._runs:
+                self._runs[-1] = replace(self._runs[-1], processes=self._runs[-1].processes + 1)
             case Start(purpose=purpose, run=run, settings=settings, policy=policy):
-                self.runs.append(AuditedRun(purpose, run, settings, policy))
-            case End() if self.runs:
-                self.runs[-1].finished = True
+                self._begin(AuditedRun(purpose, run, settings, policy))
+            case End() if self._runs:
+                self._runs[-1] = replace(self._runs[-1], finished=True)
             case PeerHeads(heads=heads):
-                self.remembered += heads.items()
+                self._remembered += heads.items()
             case Repair():
-                self.repairs += 1
+                self._repairs += 1
             case Entry():
-                if not self.runs:
-                    self.runs.append(AuditedRun("unknown", record.run, "", ""))
-                self.runs[-1].add(record)
-                if "noise" in record.protection.split("+"):
-                    self._count_noise(record)
+                if not self._runs:
+                    self._begin(AuditedRun("unknown", record.run, "", ""))
+                self._add_release(record)
 
-    def _count_noise(self, entry: Entry) -> None:
-        from glasu.privacy.accounting import Accountant
+    def build(self, file: Path, *, incomplete: bool, fault: str | None) -> _ReadLedger:
+        """Return the ledger as it was read."""
+        runs = (replace(run, totals=tuple(own.values())) for run, own in zip(self._runs, self._totals, strict=True))
+        report = AuditedLedger(
+            party=self._party,
+            file=str(file),
+            runs=tuple(runs),
+            repairs=self._repairs,
+            incomplete=incomplete,
+            fault=fault,
+            differential_privacy=None if self._accountant is None else self._accountant.summarize(),
+            length=len(self._chains),
+            head=self._chains[-1] if self._chains else "",
+        )
+        return _ReadLedger(report, tuple(self._chains), tuple(self._remembered))
 
-        self.accountant = self.accountant or Accountant(DELTA)
-        self.accountant.add(entry)
+    def _begin(self, run: AuditedRun) -> None:
+        self._runs.append(run)
+        self._totals.append({})
+
+    def _add_release(self, entry: Entry) -> None:
+        totals, place = self._totals[-1], (entry.phase, entry.kind, entry.layer, entry.protection)
+        own = ReleaseTotal.of(entry)
+        totals[place] = totals[place].add(own) if place in totals else own
+        if "noise" in entry.protection.split("+"):
+            from glasu.privacy.accounting import Accountant
+
+            self._accountant = self._accountant or Accountant(DELTA)
+            self._accountant.add(entry)
 
 
 @dataclass(frozen=True)
@@ -229,8 +271,8 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
             f"{folder}: holds no ledger ({LEDGER} or {LEDGERS}/NAME.jsonl): {what}. Give the --out folder of glasu "
             "join or glasu train, or a party's folder after glasu align."
         )
-    memories = [(ledger.party, ledger.remembered) for ledger in ledgers]
-    checks = [check for ledger in ledgers for check in _check_ledger(ledger)]
+    memories = [(ledger.report.party, ledger.remembered) for ledger in ledgers]
+    checks = [check for ledger in ledgers for check in _check_ledger(ledger.report)]
     try:
         for peer in peers:
             memories += _read_recorded_heads(peer)
@@ -238,32 +280,31 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
     except RecordError as error:
         raise DataError(f"{error} {RESTORE}") from None
     checks += _check_recorded_heads(ledgers, memories)
-    return Audit(str(folder), ledgers, tuple(checks))
+    return Audit(str(folder), tuple(ledger.report for ledger in ledgers), tuple(checks))
 
 
-def _read_ledgers(folder: Path) -> Iterator[AuditedLedger]:
+def _read_ledgers(folder: Path) -> Iterator[_ReadLedger]:
     for name, path in list_ledger_files(folder).items():
-        ledger = AuditedLedger(name, str(path))
+        collector, incomplete, fault = _LedgerCollector(name), False, None
         try:
             for found in read_ledger_file(path):
                 if isinstance(found, Fragment):
-                    ledger.incomplete = True
+                    incomplete = True
                     break
-                ledger.chains.append(found.chain)
-                ledger.count_record(found.record)
+                collector.add(found.chain, found.record)
         except LedgerError as error:
-            ledger.fault = str(error)
-        yield ledger
+            fault = str(error)
+        yield collector.build(path, incomplete=incomplete, fault=fault)
 
 
-def _read_recorded_heads(folder: Path) -> list[tuple[str, list[tuple[str, LedgerHead]]]]:
+def _read_recorded_heads(folder: Path) -> list[tuple[str, tuple[tuple[str, LedgerHead], ...]]]:
     """Return the recorded heads and who recorded them, from the ledgers of a party or the state files of a server."""
-    found = [(ledger.party, ledger.remembered) for ledger in _read_ledgers(folder)]
+    found = [(ledger.report.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         state = _read_json(folder / name) or {}
         heads = read_record(_RecordedHeads, state, str(folder / name), partial=True).ledgers
         if heads:
-            found.append(("the server", list(heads.items())))
+            found.append(("the server", tuple(heads.items())))
     if not found:
         raise ConfigError(f"--peers {folder}: holds neither a ledger nor the state of a server; give another folder.")
     return found
@@ -296,7 +337,7 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     if ledger.fault is not None:
         yield AuditCheck(name, "bad", ledger.fault)
     else:
-        yield AuditCheck(name, "good", f"{len(ledger.chains)} records, each consistent with the records before it")
+        yield AuditCheck(name, "good", f"{ledger.length} records, each consistent with the records before it")
     if ledger.incomplete:
         text = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
         yield AuditCheck(name, "note", text)
@@ -305,9 +346,9 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
         yield AuditCheck(name, "note", text)
 
 
-def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[AuditCheck]:
+def _check_reports(folder: Path, ledgers: Sequence[_ReadLedger]) -> Iterator[AuditCheck]:
     """Compare the ledgers with the reports that the commands wrote."""
-    by_party = {ledger.party: ledger for ledger in ledgers}
+    by_party = {ledger.report.party: ledger for ledger in ledgers}
     for file, purpose in REPORTS.items():
         report = _read_report(folder / file)
         if report is None or report.privacy is None or not report.privacy.ledger:
@@ -316,12 +357,12 @@ def _check_reports(folder: Path, ledgers: Sequence[AuditedLedger]) -> Iterator[A
             ledger = by_party.get(stated.party)
             if ledger is None:
                 yield AuditCheck(file, "bad", f"names the ledger of {stated.party}, which is missing")
-            elif ledger.fault is None and ledger.chains[stated.length - 1 : stated.length] != [stated.head]:
+            elif ledger.report.fault is None and ledger.chains[stated.length - 1 : stated.length] != (stated.head,):
                 text = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
                 yield AuditCheck(file, "bad", f"{text}and has {len(ledger.chains)} now: its end was cut or changed")
-            elif ledger.fault is None:
+            elif ledger.report.fault is None:
                 yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
-        listed = [by_party[each.party] for each in report.privacy.ledger if each.party in by_party]
+        listed = [by_party[each.party].report for each in report.privacy.ledger if each.party in by_party]
         yield from _check_traffic(file, purpose, report.traffic, listed)
 
 
@@ -343,16 +384,16 @@ def _check_traffic(
 
 
 def _check_recorded_heads(
-    ledgers: Sequence[AuditedLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
+    ledgers: Sequence[_ReadLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
 ) -> Iterator[AuditCheck]:
     """Compare every ledger with the heads that others recorded."""
     for ledger in ledgers:
-        if ledger.fault is not None:
+        if ledger.report.fault is not None:
             continue
-        name, agreed = f"recorded heads of {ledger.party}", 0
+        name, agreed = f"recorded heads of {ledger.report.party}", 0
         for who, heads in memories:
-            own = [head for party, head in heads if party == ledger.party]
-            lost = [head for head in own if ledger.chains[:1] == [head.ledger] and not ledger.holds(head)]
+            own = [head for party, head in heads if party == ledger.report.party]
+            lost = [head for head in own if ledger.chains[:1] == (head.ledger,) and not ledger.holds(head)]
             agreed += sum(map(ledger.holds, own))
             if lost:
                 most = max(head.length for head in lost)

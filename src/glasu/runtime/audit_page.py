@@ -11,7 +11,7 @@ from glasu.privacy.policy import RELEASE_KINDS
 from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
 
 if TYPE_CHECKING:
-    from glasu.privacy.accounting import Accountant
+    from glasu.privacy.accounting import SpentEpsilon
 
 HEADINGS = ("phase", "kind", "layer", "protection", "releases", "rows", "largest", "bytes", "first", "last")
 WORDS = 4  # number of columns of HEADINGS that contain text
@@ -65,19 +65,19 @@ def render_text(audit: Audit) -> str:
     """Return the audit as lines for a terminal."""
     lines = [f"{audit.folder}: {describe_verdict(audit)}", ""]
     for ledger in audit.ledgers:
-        lines += [f"party {ledger.party}: {len(ledger.chains)} records in {ledger.file}"]
+        lines += [f"party {ledger.party}: {ledger.length} records in {ledger.file}"]
         for run in ledger.runs:
             lines += ["", f"  {describe_run(run)}"]
             lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_total_cells, run.totals)])]
-        if ledger.accountant is not None:
-            lines += ["", f"  differential privacy of all runs: {_describe_privacy(ledger.accountant)}"]
+        if ledger.differential_privacy is not None:
+            lines += ["", f"  differential privacy of all runs: {_describe_privacy(ledger.differential_privacy)}"]
         lines += [""]
     lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.text}" for check in audit.checks]
     return "\n".join(lines)
 
 
-def _describe_privacy(accountant: Accountant) -> str:
-    return f"{accountant.summarize()}. It holds if the party had a secret, as between machines."
+def _describe_privacy(spent: SpentEpsilon) -> str:
+    return f"{spent}. It holds if the party had a secret, as between machines."
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -136,16 +136,16 @@ def _list_parties(audit: Audit) -> str:
 
 
 def _render_ledger(ledger: AuditedLedger) -> str:
-    head = ledger.chains[-1] if ledger.chains else "-"
     parts = [f"<h2>Party {_escape(ledger.party)}</h2>"]
-    parts += [f"<p>{len(ledger.chains):,} records. Head <code>{_escape(head)}</code></p>"]
+    parts += [f"<p>{ledger.length:,} records. Head <code>{_escape(ledger.head or '-')}</code></p>"]
     for run in ledger.runs:
         parts += [f"<h3>{_escape(describe_run(run))}</h3>"]
         parts += [
             _render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"
         ]
-    if ledger.accountant is not None:
-        parts += [f"<p>Differential privacy of all runs: {_escape(_describe_privacy(ledger.accountant))}</p>"]
+    if ledger.differential_privacy is not None:
+        spent = _escape(_describe_privacy(ledger.differential_privacy))
+        parts += [f"<p>Differential privacy of all runs: {spent}</p>"]
     return "\n".join(parts)
 
 

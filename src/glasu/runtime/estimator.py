@@ -56,7 +56,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.config = config
 
-    def _config(self) -> RunConfig:
+    def make_config(self) -> RunConfig:
+        """Return the settings with which `fit` trains: those of `config`, and the other parameters that are set."""
         own = {key: value for key, value in self.get_params(deep=False).items() if value is not None}
         model = {key: own[key] for key in own if key in ModelConfig.__dataclass_fields__}
         train = {key: own[key] for key in own if key in TrainConfig.__dataclass_fields__}
@@ -64,7 +65,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def fit(self, parties: Sequence[PartyData], y: None = None) -> Self:
         """Train on the parties' labels; `y` exists only for scikit-learn and is ignored."""
-        simulation = simulate(parties, self._config())
+        simulation = simulate(parties, self.make_config())
         self.report_, self.model_ = simulation.report, TrainedModel.of(simulation.clients)
         return self
 
@@ -75,8 +76,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _score(self, parties: Sequence[PartyData], nodes: NodeSet | None) -> float:
         check_is_fitted(self)
-        owner = self._config().train.labels
-        party = next(party for party in parties if party.labels is not None and owner in ("all", party.name))
+        owner = self.make_config().train.label_owner
+        party = next(party for party in parties if party.labels is not None and owner in (None, party.name))
         assert party.labels is not None
         if nodes is None:
             nodes = party.splits.test if party.splits is not None else np.arange(party.num_nodes)
@@ -118,8 +119,9 @@ class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     labels.
     """
 
-    def _config(self) -> RunConfig:
-        return super()._config().replace(train={"task": "regression"})
+    def make_config(self) -> RunConfig:
+        """Return the settings with which `fit` trains: those of `config`, and the other parameters that are set."""
+        return super().make_config().replace(train={"task": "regression"})
 
     def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:
         """Return R^2 on the test nodes of the parties, or on the given nodes."""

@@ -73,7 +73,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
         TrafficCounter(),
     )
     watch = Stopwatch(time.perf_counter)
-    server = ScriptRun("server", server_alignment(Identity(names, "all", SERVER, run), limits), watch)
+    server = ScriptRun("server", server_alignment(Identity(names, None, SERVER, run), limits), watch)
     clients = []
 
     def perform(request: Save | Event) -> None:
@@ -91,7 +91,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
 
     with keep_run(ledgers):
         for index, (_, ids) in enumerate(tables):
-            identity, ledger = Identity(names, "all", index, run), ledgers[names[index]]
+            identity, ledger = Identity(names, None, index, run), ledgers[names[index]]
             ledger.begin("alignment", run.hex())
             policy = options.policies.get(names[index])
             script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from glasu.config import RunConfig, list_candidates, resolve
@@ -37,24 +37,43 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
     """
     resolved, _ = resolve(config, parties[0].num_nodes)
     for candidate in list_candidates(resolved):
-        for needed, settings in _list_needs(candidate, parties):
-            if needed > limit:
-                allowed = advice.format(limit=_describe_size(limit))
-                raise ConfigError(f"{settings} {_describe_size(needed)}, and {allowed}")
+        _refuse_needs(_list_training_needs(candidate, parties), limit, advice)
 
 
-def _list_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of the models, of a message and of the samples, and the keys that decide them."""
-    model, train, size = config.model, config.train, find_compute_dtype(config).itemsize
-    copies = 3 + find_optimizer(config).num_moments  # weights, gradients, the selected copy, and the optimizer's state
+def check_prediction_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
+    """Refuse a trained model whose weights and two matrices of hidden representations need more than `limit` bytes.
+
+    The arguments are those of `check_memory`; the settings are resolved.
+    """
+    _refuse_needs([_estimate_model(config, parties, copies=1)], limit, advice)
+
+
+def _refuse_needs(needs: Iterable[tuple[int, str]], limit: int, advice: str) -> None:
+    """Refuse the first need of more than `limit` bytes."""
+    for needed, settings in needs:
+        if needed > limit:
+            allowed = advice.format(limit=_describe_size(limit))
+            raise ConfigError(f"{settings} {_describe_size(needed)}, and {allowed}")
+
+
+def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int) -> tuple[int, str]:
+    """Return the least bytes of the models with so many copies of their weights, and the keys that decide them."""
+    model, size = config.model, find_compute_dtype(config).itemsize
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
     nodes = sum(party.num_nodes for party in parties)
     keys = f"model.hidden={model.hidden}, model.num_layers={model.num_layers}"
-    yield size * (copies * weights + 2 * nodes * model.hidden), f"{keys}: the model needs at least"
+    return size * (copies * weights + 2 * nodes * model.hidden), f"{keys}: the model needs at least"
+
+
+def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
+    """Yield the bytes of the models, of a message and of the samples, and the keys that decide them."""
+    train = config.train
+    # Weights, gradients, the selected copy, and the optimizer's state.
+    yield _estimate_model(config, parties, copies=3 + find_optimizer(config).num_moments)
     classes = max(len(party.classes) for party in parties)
     largest = Limits.of_run(config, parties[0].num_nodes, classes, config.data.num_clients).largest
-    keys = f"train.num_local_steps={train.num_local_steps}, model.hidden={model.hidden}"
+    keys = f"train.num_local_steps={train.num_local_steps}, model.hidden={config.model.hidden}"
     yield largest, f"{keys}: a message needs at least"
     keys = f"train.prefetch={train.prefetch}, train.batch_size={train.batch_size or '0 (all training nodes)'}"
     keys += "" if find_sampler(train).reads_whole_graph else f", train.fanout={train.fanout}"
@@ -97,7 +116,7 @@ def _count_kept_rounds(config: RunConfig) -> int:
 
 def _count_training_nodes(config: RunConfig, party: PartyData) -> int:
     """Return an upper bound of the training nodes; all nodes if another party has the labels."""
-    if config.train.labels not in ("all", party.name) or party.labels is None:
+    if config.train.label_owner not in (None, party.name) or party.labels is None:
         return party.num_nodes
     return int(have_labels(party.labels).sum()) if party.splits is None else len(party.splits.train)
 

@@ -40,7 +40,7 @@ from glasu.protocol.requests import (
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
-from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, RunReport
+from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, PrivacySummary, RunReport
 from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import (
@@ -399,6 +399,8 @@ def _build_report(
     config = clients[0].config
     together = server is not None and not evaluates_once(config)
     reports = server is not None and _find_reporter(clients) is None
+    ledgers = {client.name: client.release.ledger for client in clients}
+    masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
     return telemetry.build_report(
         config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
@@ -408,9 +410,7 @@ def _build_report(
         weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
         race=None if server is None else summarize_race(server, telemetry.race, _count_race_releases(clients)),
-        ledgers={client.name: client.release.ledger for client in clients},
-        secrets=DERIVED if options.secrets is None else GIVEN,
-        masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients}),
+        privacy=PrivacySummary.of(config, ledgers, DERIVED if options.secrets is None else GIVEN, masks),
         notes=options.notes,
     )
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from glasu.config import Override, RunConfig, list_candidates
 from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.data.presets import count_race_rounds, list_chosen
-from glasu.privacy.ledger import Ledger
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import (
     CandidateDiverged,
@@ -31,10 +30,9 @@ from glasu.protocol.requests import (
 from glasu.protocol.server import Server
 from glasu.protocol.state import DIVERGED, Identity
 from glasu.report import (
-    GIVEN,
     CandidateSummary,
+    CostFields,
     HistoryEntry,
-    MaskSummary,
     PartyReport,
     PartySummary,
     PredictionReport,
@@ -43,10 +41,10 @@ from glasu.report import (
     RaceSummary,
     RunReport,
     Seconds,
-    SecretSource,
     SplitScores,
     SubsetScores,
     Traffic,
+    TrainingFields,
     WarmStart,
     find_subset,
     list_versions,
@@ -274,6 +272,17 @@ class Telemetry:
         """Restore the evaluations of a state, because later rounds are repeated. Keep the cost of these rounds."""
         self.evaluations, self.race = list(state.evaluations), state.race
 
+    def collect_cost(self, config: RunConfig | None = None) -> CostFields:
+        """Return the fields that all reports share; `config` names the extensions whose versions are listed."""
+        cost = self.cost()
+        return {"traffic": cost.traffic, "seconds": cost.seconds, "versions": list_versions(config)}
+
+    def _collect_training(
+        self, config: RunConfig, weights_sha256: Iterable[str], privacy: PrivacySummary
+    ) -> TrainingFields:
+        digests = tuple(weights_sha256)
+        return {**self.collect_cost(config), "config": config, "weights_sha256": digests, "privacy": privacy}
+
     def build_report(
         self,
         config: RunConfig,
@@ -282,12 +291,10 @@ class Telemetry:
         parties: Iterable[PartySummary],
         weights_sha256: Iterable[str],
         overridden: Mapping[str, Override],
+        privacy: PrivacySummary,
         race: RaceSummary | None = None,
         alone: Sequence[str] | None = None,
         per_client: bool = False,
-        ledgers: Mapping[str, Ledger] | None = None,
-        secrets: SecretSource | None = None,
-        masks: MaskSummary | None = None,
         notes: Iterable[str] = (),
     ) -> RunReport:
         """Build the report of a simulation or of a server.
@@ -298,12 +305,10 @@ class Telemetry:
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
+            privacy: the protection of the released tensors.
             race: the choice of the preset; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
             per_client: report the first metric of every party.
-            ledgers: the ledgers, by party; None: a server has none.
-            secrets: the source of private draws; None: a server does not know it.
-            masks: the masks of the run; None without masks.
             notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -321,29 +326,24 @@ class Telemetry:
                 for each, score in zip(found, validation.per_client or (), strict=True)
             )
             validation = replace(validation, per_client_better=better)
-        cost, warm = self.cost(), self._find_warm_start(config)
+        warm = self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
                 "joint training did not help: on validation no joint model is better than the mean of the predictions "
                 "that the parties make alone after the warm start. That mean is the selected model."
             )
         return RunReport(
-            config=config,
+            **self._collect_training(config, weights_sha256, privacy),
             test=test,
             validation=validation,
             history=_list_history(by_party),
             losses=tuple(_average([own[index] for own in losses if index < len(own)]) for index in range(longest)),
-            traffic=cost.traffic,
-            seconds=cost.seconds,
             parties=tuple(parties),
             overridden=overridden,
             race=race,
             notes=(*notes, *self.warnings),
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
-            weights_sha256=tuple(weights_sha256),
-            privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks),
-            versions=list_versions(config),
         )
 
     def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
@@ -361,9 +361,8 @@ class Telemetry:
         identity: Identity,
         metrics: Mapping[str, float],
         weights_sha256: str,
-        ledger: Ledger,
+        privacy: PrivacySummary,
         prepared: PreparedColumns,
-        masks: MaskSummary | None = None,
         losses: Sequence[float] = (),
         race: RaceSummary | None = None,
     ) -> PartyReport:
@@ -374,28 +373,22 @@ class Telemetry:
             identity: the identity of the party.
             metrics: the metrics on the test split; empty at a party without labels.
             weights_sha256: the digest of its selected weights.
-            ledger: the ledger of its releases.
+            privacy: the protection of its releases.
             prepared: the preparation of its features.
-            masks: the masks of the run; None without masks.
             losses: the losses of this party, one per round.
             race: the choice of the preset; None if there was only one candidate.
         """
-        cost, party = self.cost(), identity.names[identity.index]
+        party = identity.names[identity.index]
         own = party if evaluates_once(config) else None
         evaluations = [entry for entry in self.evaluations if entry.event.party == own]
         reports = keeps_scores(config) and bool(evaluations)
         return PartyReport(
-            config=config,
+            **self._collect_training(config, [weights_sha256], privacy),
             party=party,
             parties=identity.names,
             run=identity.run.hex(),
             test=SplitScores(metrics) if metrics else None,
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            weights_sha256=(weights_sha256,),
             prepared=prepared,
-            privacy=replace(PrivacySummary.of(config, {party: ledger}, GIVEN), masks=masks),
-            versions=list_versions(config),
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
             losses=tuple(losses) if reports else None,
@@ -412,15 +405,13 @@ class Telemetry:
             present: the parties that took part in the prediction.
             subsets: the validation scores of subsets of the parties.
         """
-        cost, missing = self.cost(), tuple(name for name in parties if name not in present)
+        missing = tuple(name for name in parties if name not in present)
         scores = find_subset(subsets, present) if missing else None
         return PredictionReport(
+            **self.collect_cost(),
             parties=tuple(parties),
             missing=missing,
             validation=None if scores is None else scores.metrics,
-            traffic=cost.traffic,
-            seconds=cost.seconds,
-            versions=list_versions(),
         )
 
 

@@ -47,6 +47,7 @@ from glasu.registry import Extension, require_extensions
 from glasu.report import SubsetScores, find_subset
 from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import ScriptRun, open_client_map, run_alone, run_together
+from glasu.runtime.memory import check_prediction_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.simulation import check_party_list, make_clients, make_server, name_run
 from glasu.runtime.telemetry import TrafficCounter
@@ -173,6 +174,8 @@ class TrainedModel:
             chosen = self.restrict_parties(names)
             return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
+        advice = f"this machine has {{limit}}. Use a larger one, or if the settings were changed, restore {MODEL_FILE}."
+        check_prediction_memory(self.config, parties, read_total_memory(), advice)
         nodes = _find_positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
         with open_client_map():
@@ -196,7 +199,7 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else max(0, clients[0].identity.owner)]  # or any: all are equal
+        found = running[alone if alone is not None else (clients[0].identity.owner or 0)]  # or any: all are equal
         scores: NDArray[Any] = found.result
         return scores
 
@@ -225,7 +228,7 @@ class TrainedModel:
             if party is not None:
                 raise ConfigError(f"party={party!r}: the parties predict together; remove the party.")
             return None
-        trained = self.names if self.config.train.labels == "all" else (self.config.train.labels,)
+        trained = self.names if self.config.train.label_owner is None else (self.config.train.label_owner,)
         if party not in trained:
             raise ConfigError(
                 f"party={party!r}: each party with labels trained its own model; choose the one that predicts: "
@@ -414,7 +417,9 @@ def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
     """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
     model = config.model
-    if find_backbone(model) not in BACKBONES.values():  # the number of weights of a registered backbone is unknown
+    if (
+        find_backbone(model) not in BACKBONES.values()
+    ):  # the number of weights of a registered backbone is unknown; see `scores`
         return
     least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())

@@ -54,7 +54,7 @@ def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache |
     parties = _divide(config, data, cache)
     if not for_prediction:
         used, _ = override_settings(config)
-        check_parties(parties, used.train.labels, used.train.task)
+        check_parties(parties, used.train.label_owner, used.train.task)
     return LoadedParties(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
@@ -80,7 +80,7 @@ def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[Part
         if method.one_party:
             return data
         parties = partition_once(cache, data[0], override_settings(config)[0].data, config.data_seed)
-        return method.prepare(keep_labels(parties, config.train.labels))
+        return method.prepare(keep_labels(parties, config.train.label_owner))
     if not chosen.keeps_parties:
         raise ConfigError(
             f"data.partition={settings.partition!r}: only one graph can be divided, and {where} consists of "
@@ -102,7 +102,7 @@ def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[list[P
         return data, notes
     splits = _choose_splits(data[0], source, config)
     data = [replace(party, splits=splits) for party in data]
-    return data if _is_one_graph(config, data) else keep_labels(data, config.train.labels), notes
+    return data if _is_one_graph(config, data) else keep_labels(data, config.train.label_owner), notes
 
 
 def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list[PartyData]:
@@ -110,7 +110,7 @@ def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list
     parties = _align([read_party_once(Path(folder), data.missing, cache) for folder in data.parties], cache)
     if not with_labels:
         return parties
-    parties = keep_labels(parties, config.train.labels)
+    parties = keep_labels(parties, config.train.label_owner)
     return [choose_splits(party, data.split, config.data_seed) for party in parties]
 
 

@@ -22,7 +22,7 @@ from glasu import registry
 from glasu.data.cache.parties import read_files
 from glasu.data.graph import Graph, make_undirected
 from glasu.data.partition import name_client
-from glasu.data.party import Labels, PartyData, Splits, have_labels
+from glasu.data.party import Labels, PartyData, Splits, are_numbers, have_labels
 from glasu.data.preprocessing import Features
 from glasu.data.sources import PYG_PREFIX, DataSource, RawData, find_data_root
 from glasu.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ def read_npz(path: Path) -> list[PartyData]:
         )
     _check_kinds(path, arrays)
     labels = arrays["y"]  # PartyData converts floats to double precision
-    labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
+    labels = labels if are_numbers(labels) else labels.astype(np.int64)
     nodes = int(arrays["num_nodes"].item()) if "num_nodes" in arrays else len(labels)
     try:
         features = sp.csr_array(tuple(arrays[key] for key in FEATURES[:3]), shape=tuple(arrays["x_shape"].tolist()))
@@ -144,7 +144,7 @@ def _divide_columns(features: sp.csr_array, bounds: NDArray[np.integer] | None, 
 
 def _find_class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, ...]:
     """Return the class names in the file, or else the class numbers; empty for numeric labels."""
-    if labels.dtype.kind == "f":
+    if are_numbers(labels):
         return ()
     return tuple(map(str, range(int(labels.max(initial=-1)) + 1) if names is None else names.tolist()))
 

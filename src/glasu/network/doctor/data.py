@@ -99,7 +99,7 @@ def _check_labels(party: PartyData) -> list[Finding]:
     text = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
         return [Finding("labels", "warning", f"{text}; enlarge the split: no label for {' or '.join(empty)}")]
-    if not party.classes:
+    if party.has_numeric_labels:
         return [Finding("labels", "good", f"{text}; they are numbers")]
     labels = known["training"]
     seen = len(np.unique(labels)) if labels.ndim == 1 else int(np.count_nonzero(labels.any(axis=0)))
