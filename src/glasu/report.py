@@ -259,6 +259,8 @@ class MaskSummary(JsonRecord):
 
 
 SIGNED = "signed, by pinned keys"
+SIGNED_UNPINNED = "signed, by keys that are not all pinned"  # the operator of the CA could impersonate a party
+SIGNED_TRIAL = "signed, by keys of trial kits"  # the operator of the CA has these keys
 UNSIGNED = "none: all parties are in one process"
 
 
@@ -290,6 +292,9 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
+    # After a warm start without masks and ckks: whether the keys are signed with which the parties have agreed on the
+    # key of the common classifier. The server does not know it.
+    warm_start_keys: str | None = None
     differential_privacy: RowPrivacy | None = None  # that of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
 

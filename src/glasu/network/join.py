@@ -179,9 +179,9 @@ class ClientPurpose(PartyPurpose[ResultT]):
         """
         clock, kit = self.options.clock, self.options.kit
         refuse_kit(kit, config, offered.roster)
-        client = build_client(
-            config, party, offered.index, offered.roster, clock, preparation, secret, signer=KitSigner(kit)
-        )
+        # Without hidden sums, the CA's signature is enough for the key of a peer that is not pinned.
+        signer = KitSigner(kit, requires_pins=config.privacy.hides_parts)
+        client = build_client(config, party, offered.index, offered.roster, clock, preparation, secret, signer)
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
         self.session_ledger.ledger = client.release.ledger

@@ -103,7 +103,7 @@ def build_client(
         clock: measures its computing time.
         preparation: the preparation of the features of a trained model; None: fit it to the data.
         secret: the secret of the party; None if the client neither trains nor sends.
-        signer: signs the keys of masks.
+        signer: signs the keys on which the parties agree.
     """
     return Client(
         config,

@@ -36,12 +36,14 @@ from glasu.network.run_folder import (
 )
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import write_named
+from glasu.pki.key_signing import find_kit_error
 from glasu.pki.secret_file import make_secret
+from glasu.protocol.key_agreement import agrees_on_classifier
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.state import ClientState
 from glasu.protocol.training import client_script
 from glasu.records import to_plain
-from glasu.report import SIGNED, MaskSummary, PreparedColumns
+from glasu.report import SIGNED, SIGNED_TRIAL, SIGNED_UNPINNED, MaskSummary, PreparedColumns
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
 from glasu.runtime.telemetry import Cost, Evaluation, TelemetryState
@@ -298,6 +300,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             client.release.ledger,
             prepared,
             masks=MaskSummary.of(client.config, SIGNED, {client.name: client.release.grids.clamped}),
+            warm_start_keys=self._describe_signatures() if agrees_on_classifier(client.config) else None,
             losses=client.progress.losses,
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
@@ -305,6 +308,13 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         finished = ResultPayload(weights_sha256="" if client.requested.privacy.adds_noise else digest)
         self.state.update(finished=finished)
         return finished
+
+    def _describe_signatures(self) -> str:
+        """Return whether the keys of the parties are signed, for the report."""
+        kit = self.options.kit
+        if kit.trial:
+            return SIGNED_TRIAL
+        return SIGNED_UNPINNED if find_kit_error(kit, self.client.identity.names) else SIGNED
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; after a finished run, remove the checkpoints."""

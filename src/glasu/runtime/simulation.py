@@ -27,6 +27,7 @@ from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import find_backbone
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
+from glasu.protocol.key_agreement import agrees_on_classifier
 from glasu.protocol.requests import Collapsed, Evaluated, Evaluating, Event, RoundDone, Save, WarmStepDone
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
@@ -397,6 +398,7 @@ def _build_report(
         ledgers={client.name: client.release.ledger for client in clients},
         secrets=DERIVED if options.secrets is None else GIVEN,
         masks=MaskSummary.of(config, UNSIGNED, {client.name: client.release.grids.clamped for client in clients}),
+        warm_start_keys=UNSIGNED if agrees_on_classifier(config) else None,
         notes=options.notes,
     )
 

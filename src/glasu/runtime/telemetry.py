@@ -266,6 +266,7 @@ class Telemetry:
         ledgers: Mapping[str, Ledger] | None = None,
         secrets: SecretSource | None = None,
         masks: MaskSummary | None = None,
+        warm_start_keys: str | None = None,
         notes: Iterable[str] = (),
     ) -> RunReport:
         """Build the report of a simulation or of a server.
@@ -282,6 +283,7 @@ class Telemetry:
             ledgers: the ledgers, by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
             masks: the masks of the run; None without masks.
+            warm_start_keys: whether the keys of a warm start are signed; None: there are none, or it is not known.
             notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -317,7 +319,7 @@ class Telemetry:
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
             weights_sha256=tuple(weights_sha256),
-            privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks),
+            privacy=replace(PrivacySummary.of(config, ledgers, secrets), masks=masks, warm_start_keys=warm_start_keys),
             versions=list_versions(config),
         )
 
@@ -339,6 +341,7 @@ class Telemetry:
         ledger: Ledger,
         prepared: PreparedColumns,
         masks: MaskSummary | None = None,
+        warm_start_keys: str | None = None,
         losses: Sequence[float] = (),
     ) -> PartyReport:
         """Build the report of one party of a run between machines.
@@ -351,9 +354,11 @@ class Telemetry:
             ledger: the ledger of its releases.
             prepared: the preparation of its features.
             masks: the masks of the run; None without masks.
+            warm_start_keys: whether the keys of a warm start are signed; None: there are none, or it is not known.
             losses: the losses of this party, one per round.
         """
         cost, party = self.cost(), identity.names[identity.index]
+        privacy = PrivacySummary.of(config, {party: ledger}, GIVEN)
         own = party if evaluates_once(config) else None
         evaluations = [entry for entry in self.evaluations if entry.event.party == own]
         reports = keeps_scores(config) and bool(evaluations)
@@ -367,7 +372,7 @@ class Telemetry:
             seconds=cost.seconds,
             weights_sha256=(weights_sha256,),
             prepared=prepared,
-            privacy=replace(PrivacySummary.of(config, {party: ledger}, GIVEN), masks=masks),
+            privacy=replace(privacy, masks=masks, warm_start_keys=warm_start_keys),
             versions=list_versions(config),
             validation=_score([evaluations], "validation", per_client=False) if reports else None,
             history=_list_history([evaluations]) if reports else None,
