@@ -15,6 +15,7 @@ from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER, TO_ONE
+from support.kits import simulate_with_secrets
 from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, find_candidate, race
 from support.tiny import assert_same_end, simulate
 
@@ -33,6 +34,14 @@ def test_a_race_ends_with_the_weights_of_a_run_with_the_winners_settings(name):
     assert [each.chosen for each in raced.race.candidates].count(True) == 1
     assert raced.traffic.total_bytes > direct.traffic.total_bytes
     assert raced.traffic.by_phase["control"] > 0
+
+
+@pytest.mark.parametrize("name", ["the preferred one starts warm and wins", "both start warm"])
+def test_a_warm_winner_of_parties_with_secrets_has_the_weights_of_a_run_without_a_race(name):
+    config, parties = race(name)
+    raced = simulate_with_secrets(parties, config).report
+    assert raced.config.train.warm_start
+    assert_same_end(raced, simulate_with_secrets(parties, find_candidate(config, WINNERS[name])).report)
 
 
 def test_the_scores_of_all_candidates_are_in_the_report():
@@ -111,7 +120,7 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         carried.append(message)
         return message
 
-    whole = simulate(parties, config, carry=count).report
+    whole = simulate_with_secrets(parties, config, carry=count).report
     for number in range(3, len(carried), step):
         left = [number]
 
@@ -124,8 +133,8 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         folder = tmp_path / str(number)
         folder.mkdir()
         with pytest.raises(CrashError):
-            simulate(parties, config, carry=crash, checkpoints=folder)
-        resumed = simulate(parties, config, checkpoints=folder).report
+            simulate_with_secrets(parties, config, carry=crash, checkpoints=folder)
+        resumed = simulate_with_secrets(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
         assert resumed.race == whole.race
 

@@ -310,7 +310,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return finished
 
     def _describe_signatures(self) -> str:
-        """Return whether the keys of the parties are signed, for the report."""
+        """Return whether the keys of the parties are signed, as the report states it."""
         kit = self.options.kit
         if kit.trial:
             return SIGNED_TRIAL

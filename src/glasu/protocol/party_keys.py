@@ -28,7 +28,10 @@ class PartyKeys:
 
     @property
     def classifier_seed(self) -> int | Secret:
-        """The seed of the common classifier of a warm start: the run key, once the clients have agreed on it."""
+        """The seed of the common classifier of a warm start: the run key, once the clients have agreed on it.
+
+        Without secrets the run key would follow from the public seed; then this is the seed itself.
+        """
         return self.seed if self.secret is None or self.run_key is None else self.run_key
 
     def derive_noise_key(self) -> bytes:
