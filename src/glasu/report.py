@@ -270,6 +270,8 @@ class MaskSummary(JsonRecord):
 
 
 SIGNED = "signed, by pinned keys"
+SIGNED_UNPINNED = "signed, by keys that are not all pinned"  # the operator of the CA could impersonate a party
+SIGNED_TRIAL = "signed, by keys of trial kits"  # the operator of the CA has these keys
 UNSIGNED = "none: all parties are in one process"
 
 
@@ -301,6 +303,9 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
+    # After a warm start without masks and ckks: whether the keys are signed with which the parties have agreed on the
+    # key of the common classifier. The server does not know it.
+    warm_start_keys: str | None = None
     differential_privacy: RowPrivacy | None = None  # that of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
 
@@ -311,6 +316,7 @@ class PrivacySummary(JsonRecord):
         ledgers: Mapping[str, Ledger] | None = None,
         secrets: SecretSource | None = None,
         masks: MaskSummary | None = None,
+        warm_start_keys: str | None = None,
     ) -> PrivacySummary:
         """Summarise the protection of a run.
 
@@ -319,6 +325,7 @@ class PrivacySummary(JsonRecord):
             ledgers: the ledgers, by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
             masks: the masks or the encryption of the run; None if it has neither.
+            warm_start_keys: whether the keys of a warm start are signed; None: there are none, or it is not known.
         """
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         from glasu.privacy.accounting import find_spent
@@ -330,7 +337,7 @@ class PrivacySummary(JsonRecord):
         ]
         worst = max(spent, key=lambda each: each.spent.epsilon_zeroed, default=None)
         label_epsilon = config.privacy.label_epsilon
-        return cls(config.privacy.secure_aggregation, secrets, found, masks, worst, label_epsilon)
+        return cls(config.privacy.secure_aggregation, secrets, found, masks, warm_start_keys, worst, label_epsilon)
 
 
 def list_versions(config: RunConfig | None = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ from glasu.runtime.trained_model import TrainedModel
 from support.commands import GLASU, glasu
 from support.kits import simulate_with_secrets
 from support.processes import SMALL_RUN, Processes, assert_same_report
+from support.small import SMALL
 
 CORA = """
 [data]
@@ -30,6 +31,15 @@ hidden = 32
 [train]
 num_rounds = 60
 """
+FORTY_ROUNDS = "[train]\nnum_rounds = 40\nevaluate_every = 10\n"
+LONG_RUN = SMALL + "aggregation_layers = [0, 1]\n" + FORTY_ROUNDS
+KILLED = {
+    "joint, two steps": LONG_RUN + 'backward = "joint"\nnum_local_steps = 2\nsampler = "neighbor"\n',
+    "changes": LONG_RUN + '[wire]\nfeedback = true\nprecision = "int8"\n',
+    "party dropout": LONG_RUN + "party_dropout = 0.4\n",
+    "warm start": LONG_RUN + "warm_start = 20\n",
+    "race": SMALL.replace('backbone = "gcn"\nnum_layers = 2\n', "") + FORTY_ROUNDS,  # the preset has two candidates
+}
 WITH_DROPOUT = SMALL_RUN.format(rounds=3) + "party_dropout = 0.4\n"
 
 
@@ -75,6 +85,30 @@ def test_a_party_and_the_server_are_killed_and_started_again(processes):
     for name in "abc":  # entries of the killed process stay, and the chain is valid
         others = [roles.folder / other for other in ("a", "b", "c", "server") if other != name]
         assert audit_folder(roles.folder / name, others).failures == []
+    assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
+@pytest.mark.slow  # the law of test_a_party_and_the_server_are_killed_and_started_again
+@pytest.mark.parametrize("name", KILLED)
+def test_a_run_with_other_settings_ends_the_same_after_two_kills(name, processes):
+    roles = processes(KILLED[name])
+    report = roles.run_with_kills("a")
+    assert_same_report(report, roles)
+    assert (name == "race") == bool(report["race"] and report["race"]["rounds"])
+    assert roles.started == {"server": 2, "a": 2, "b": 1, "c": 1}
+    assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
+
+
+@pytest.mark.slow
+def test_the_first_party_is_killed_in_its_warm_start_and_draws_the_same_run_key(processes):
+    roles = processes(LONG_RUN + "warm_start = 600\n")
+    roles.listen()
+    for name in "abc":
+        roles.start(name)
+    roles.wait(lambda: any((roles.folder / "a").rglob("warm-*.checkpoint")))
+    roles.kill("a", alone=True)
+    assert_same_report(roles.finish(), roles)
+    assert "continuing after warm step" in roles.log("a")
     assert "Traceback" not in "".join(roles.log(name) for name in roles.started)
 
 

@@ -8,9 +8,11 @@ import pytest
 from glasu.network.training_party import TrainingParty
 from glasu.network.training_server import TrainingServer
 from glasu.protocol.requests import Evaluated, RoundDone, WarmStepDone
+from glasu.runtime.simulation import make_clients
 from glasu.runtime.trained_model import TrainedModel
 from support.cluster import Cluster
 from support.kits import simulate_with_secrets
+from support.monolith import identical
 from support.roles import Killed
 from support.tiny import assert_same_end, assert_same_run, tiny
 
@@ -35,6 +37,38 @@ def test_the_run_over_the_network_is_the_run_in_one_process(keys, kits, tmp_path
     assert served.warm_start == simulated.warm_start
     assert served.warm_start.steps == 5
     assert served.history[0].round == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "signatures"), [("kits", "signed, by keys of trial kits"), ("pinned_kits", "signed, by pinned keys")]
+)
+def test_all_parties_have_one_first_classifier_that_does_not_follow_from_the_seed(
+    folder, signatures, request, tmp_path
+):
+    config, parties = tiny(warm_start=2, backbone="gcnii")
+    first: list[dict] = []
+
+    class Watched(TrainingParty):
+        def observe(self, event):
+            super().observe(event)
+            if isinstance(event, WarmStepDone) and event.step == 1:  # warm steps do not change the classifier
+                first.append(self.client.learner.classifier_weights())
+
+    cluster = Cluster(config, parties, request.getfixturevalue(folder), tmp_path)
+    server = cluster.serve()
+    reports = [role.outcome() for role in [cluster.join(name, role=Watched) for name in "abc"]]
+    simulated = simulate_with_secrets(parties, config)
+    assert server.outcome().weights_sha256 == simulated.report.weights_sha256
+    assert len(first) == 3
+    assert identical(first, [first[0]] * 3)
+    from_seed = make_clients(config, parties)[0].learner.classifier_weights()
+    assert from_seed.keys() == first[0].keys()
+    assert not identical([from_seed], first[:1])
+    for own in reports:
+        keys = [entry for entry in own["privacy"]["ledger"][0]["releases"] if entry["kind"] == "key"]
+        assert {entry["protection"] for entry in keys} == {"signed", *(["sealed"] if own["party"] == "a" else [])}
+        assert own["privacy"]["warm_start_keys"] == signatures
+    assert simulated.report.privacy.warm_start_keys == "none: all parties are in one process"
 
 
 @pytest.mark.parametrize(("when", "saved"), [(3, 2), (6, 6)])

@@ -322,7 +322,8 @@ def test_the_classifier_of_a_warm_start_derives_from_the_run_key():
     (first, _), (second, _) = (classifier(use_masks(config), secrets) for secrets in seeds)
     assert len(first) == len(second) == 1
     assert first != second
-    assert classifier(config, seeds[0])[0] == {None}
+    assert classifier(config, seeds[0])[0] == first  # without masks, too
+    assert classifier(config.replace(train={"warm_start": 0}), seeds[0])[0] == {None}
 
 
 def test_a_resumed_simulation_has_the_bits_of_an_unbroken_one_and_new_keys(tmp_path):

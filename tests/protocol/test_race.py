@@ -16,6 +16,7 @@ from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
 from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER, TO_ONE
+from support.kits import simulate_with_secrets
 from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, find_candidate, race
 from support.tiny import assert_same_end, simulate
 
@@ -53,6 +54,14 @@ def test_with_error_feedback_the_rules_choose_and_one_line_says_so(caplog):
     assert "by rules, without a race: with wire.feedback = true" in line
     assert (report.race.rounds, [each.chosen for each in report.race.candidates]) == (0, [True])
     assert_same_end(report, simulate(parties, find_candidate(config, USELESS)).report)
+
+
+@pytest.mark.parametrize("name", ["the preferred one starts warm and wins", "both start warm"])
+def test_a_warm_winner_of_parties_with_secrets_has_the_weights_of_a_run_without_a_race(name):
+    config, parties = race(name)
+    raced = simulate_with_secrets(parties, config).report
+    assert raced.config.train.warm_start
+    assert_same_end(raced, simulate_with_secrets(parties, find_candidate(config, WINNERS[name])).report)
 
 
 def test_the_scores_of_all_candidates_are_in_the_report():
@@ -172,7 +181,7 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         carried.append(message)
         return message
 
-    whole = simulate(parties, config, carry=count).report
+    whole = simulate_with_secrets(parties, config, carry=count).report
     for number in range(3, len(carried), step):
         left = [number]
 
@@ -185,8 +194,8 @@ def test_a_race_that_is_interrupted_at_some_message_ends_with_the_same_result(na
         folder = tmp_path / str(number)
         folder.mkdir()
         with pytest.raises(CrashError):
-            simulate(parties, config, carry=crash, checkpoints=folder)
-        resumed = simulate(parties, config, checkpoints=folder).report
+            simulate_with_secrets(parties, config, carry=crash, checkpoints=folder)
+        resumed = simulate_with_secrets(parties, config, checkpoints=folder).report
         assert_same_end(resumed, whole)
         free = {"bytes": 0, "exchanges": 0, "releases": None}  # repeated rounds count
         assert replace(resumed.race, **free) == replace(whole.race, **free)

@@ -9,7 +9,7 @@ import torch
 from glasu.config import RunConfig
 from glasu.data.methods import override_settings
 from glasu.errors import ConfigError, TrainingError
-from glasu.protocol.messages import Metrics, Scores
+from glasu.protocol.messages import KeyOffer, KeyOffers, Metrics, Scores, Sealed, Waiting
 from glasu.protocol.requests import Evaluated, WarmStepDone
 from glasu.protocol.warm_start import take_warm_steps
 from glasu.runtime.inprocess import ScriptRun, open_client_map, run_alone
@@ -111,10 +111,14 @@ def test_warm_steps_draw_other_batches_and_masks_than_rounds():
         assert not identical([changed], [{name: other.progress.best_weights[name] for name in changed}])
 
 
-def test_nothing_is_sent_before_the_evaluation_and_that_is_before_round_0():
+def test_only_keys_are_sent_before_the_evaluation_and_that_is_before_round_0():
     messages = []
     config = settings(warm_start=STEPS, num_rounds=2, evaluate_every=1, sampler="neighbor", fanout=2, batch_size=4)
     done = run(config, tiny_parties(), carry=lambda message: messages.append(message) or message)
+    keys = [message for message in messages if message.key.phase.name == "CONTROL"]
+    assert messages[: len(keys)] == keys
+    assert {type(message) for message in keys} == {KeyOffer, KeyOffers, Sealed, Waiting}
+    messages = messages[len(keys) :]
     phases = [message.key.phase.name for message in messages]
     start = next(index for index, phase in enumerate(phases) if phase != "EVALUATION")
     first = messages[:start]

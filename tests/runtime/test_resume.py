@@ -12,8 +12,10 @@ import pytest
 from glasu.config import RunConfig
 from glasu.errors import CheckpointError, ConfigError, TrainingError
 from glasu.protocol.message_bytes import encode
+from glasu.protocol.messages import Scores
 from glasu.protocol.requests import WarmStepDone
 from glasu.runtime.simulation import train
+from support.kits import simulate_with_secrets
 from support.tiny import settings, simulate, tiny_parties
 
 ROUNDS = 3
@@ -35,6 +37,8 @@ CASES = {
         "dp_noise_multiplier": 1.0,
     },
     "noise in rounds": {"aggregation_layers": (3,), "dp_noise_multiplier": 0.5},
+    "joint, two steps": {"backward": "joint", "num_local_steps": 2, "optimizer": "adam", "sampler": "neighbor"},
+    "party dropout": {"party_dropout": 0.4, "optimizer": "adam", "num_rounds": 5},
     "stops early": {"stop_at": 0.01, "evaluate_every": 2},
     "warm start": {"warm_start": 3, "sampler": "neighbor", "fanout": 1, "batch_size": 4, "backbone": "gcnii"},
 }
@@ -187,7 +191,7 @@ def test_parties_that_train_alone_go_on_too(method, labels, tmp_path):
 def test_a_run_killed_in_its_warm_start_goes_on_from_its_last_warm_step(optimizer, tmp_path, caplog):
     config, parties = case("warm start")
     config = config.replace(train={"warm_start": 7, "optimizer": optimizer})
-    unbroken = outcome(simulate(parties, config).report)
+    unbroken = outcome(simulate_with_secrets(parties, config).report)
     for killed, saved in ((1, 0), (2, 0), (4, 2), (5, 4), (7, 6)):
         folder, steps = tmp_path / str(killed), []
 
@@ -196,9 +200,9 @@ def test_a_run_killed_in_its_warm_start_goes_on_from_its_last_warm_step(optimize
                 raise CrashError
 
         with pytest.raises(CrashError):
-            simulate(parties, config, observer=die, checkpoints=folder, workers=1)
+            simulate_with_secrets(parties, config, observer=die, checkpoints=folder, workers=1)
         caplog.clear()
-        again = simulate(parties, config, observer=steps.append, checkpoints=folder, workers=1).report
+        again = simulate_with_secrets(parties, config, observer=steps.append, checkpoints=folder, workers=1).report
         assert outcome(again) == unbroken
         lines = [line for line in caplog.messages if line.startswith("resuming")]
         assert lines == ([f"resuming after warm step {saved} of 7."] if saved else [])
@@ -209,8 +213,14 @@ def test_a_run_killed_in_its_warm_start_goes_on_from_its_last_warm_step(optimize
 def test_a_damaged_checkpoint_of_the_warm_start_is_not_used(tmp_path, caplog):
     config, parties = case("warm start")
     config = config.replace(train={"warm_start": 6})
+
+    def crash(message):
+        if isinstance(message, Scores):  # of the evaluation after the warm start
+            raise CrashError
+        return message
+
     with pytest.raises(CrashError):
-        simulate(parties, config, carry=crash_at(0)[0], checkpoints=tmp_path)
+        simulate(parties, config, carry=crash, checkpoints=tmp_path)
     older, newer = sorted(tmp_path.glob("*.checkpoint"))
     assert (older.name, newer.name) == ("warm-00000004.checkpoint", "warm-00000006.checkpoint")
     newer.write_bytes(newer.read_bytes()[:-5])

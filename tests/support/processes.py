@@ -123,7 +123,7 @@ class Processes:
 
     def saved_rounds(self, name: str) -> set[int]:
         """Return the rounds of which a role has a checkpoint."""
-        return {int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("*.checkpoint")}
+        return {int(path.stem.removeprefix("round-")) for path in (self.folder / name).rglob("round-*.checkpoint")}
 
     def attempts(self) -> list[int]:
         """Return the rounds after which the run continued, in the order of its attempts."""

@@ -23,12 +23,17 @@ TEXTS = {  # of bytes, by their tag
 
 
 def record(profile: str, owner: str | None) -> set[tuple[type[Message], bool]]:
-    """Return the kinds of messages of a small run, each with whether the server sends it."""
-    config = make_config(profile, owner)
-    with TemporaryDirectory() as folder:
-        simulate(tiny_parties(owner=owner), config, transcript=Path(folder))
-        messages = [each for each in RecordedRun(Path(folder)).entries if not each.is_clear]
-        return {(each.kind, each.sender == SERVER) for each in messages}
+    """Return the kinds of messages of small runs, each with whether the server sends it."""
+    config, found = make_config(profile, owner), set()
+    configs = [config]
+    if owner is None and not config.train.releases_once:
+        configs.append(config.replace(train={"warm_start": 1}))
+    for each in configs:
+        with TemporaryDirectory() as folder:
+            simulate(tiny_parties(owner=owner), each, transcript=Path(folder))
+            messages = [entry for entry in RecordedRun(Path(folder)).entries if not entry.is_clear]
+            found |= {(entry.kind, entry.sender == SERVER) for entry in messages}
+    return found
 
 
 def make_config(profile: str, owner: str | None) -> RunConfig:

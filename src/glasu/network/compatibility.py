@@ -32,7 +32,6 @@ from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.purposes import Purpose
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
-from glasu.protocol.key_agreement import needs_keys
 
 THE_SERVER = "the server"
 NOT_STATED = "(nothing)"
@@ -275,7 +274,7 @@ def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunC
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
     """If the run hides sums, refuse a kit whose keys do not prove who made them."""
-    if needs_keys(config) and (error := find_kit_error(kit, roster)):
+    if config.privacy.hides_parts and (error := find_kit_error(kit, roster)):
         why = f'privacy.secure_aggregation="{config.privacy.secure_aggregation}", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)
 

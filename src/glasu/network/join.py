@@ -183,6 +183,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
         """
         kit = self.options.kit
         refuse_kit(kit, config, offered.roster)
+        # Without hidden sums, the CA's signature is enough for the key of a peer that is not pinned.
         client = Client(
             config,
             party,
@@ -191,7 +192,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
             watch=Stopwatch(self.options.clock),
             preparation=preparation,
             secret=secret,
-            signer=KitSigner(kit),
+            signer=KitSigner(kit, requires_pins=config.privacy.hides_parts),
         )
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)

@@ -37,12 +37,14 @@ from glasu.network.run_folder import (
 )
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import STARTS, write_named
+from glasu.pki.key_signing import find_kit_error
 from glasu.pki.secret_file import make_secret
+from glasu.protocol.key_agreement import agrees_on_classifier
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
 from glasu.protocol.state import ClientState
 from glasu.protocol.training import client_script
 from glasu.records import to_plain
-from glasu.report import GIVEN, SIGNED, MaskSummary, PreparedColumns, PrivacySummary
+from glasu.report import GIVEN, SIGNED, SIGNED_TRIAL, SIGNED_UNPINNED, MaskSummary, PreparedColumns, PrivacySummary
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
 from glasu.runtime.telemetry import TelemetryState, summarize_race
@@ -292,13 +294,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
         masks = MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped})
+        warm_start_keys = self._describe_signatures() if agrees_on_classifier(client.config) else None
         race = client.progress.race
         report = self.telemetry.build_party_report(
             client.config,
             client.identity,
             result,
             digest,
-            PrivacySummary.of(client.config, {client.name: client.release.ledger}, GIVEN, masks),
+            PrivacySummary.of(client.config, {client.name: client.release.ledger}, GIVEN, masks, warm_start_keys),
             prepared,
             losses=client.progress.losses,
             race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
@@ -308,6 +311,13 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         finished = ResultPayload(weights_sha256="" if client.requested.privacy.adds_noise else digest)
         self.state.update(finished=finished)
         return finished
+
+    def _describe_signatures(self) -> str:
+        """Return whether the keys of the parties are signed, as the report states it."""
+        kit = self.options.kit
+        if kit.trial:
+            return SIGNED_TRIAL
+        return SIGNED_UNPINNED if find_kit_error(kit, self.client.identity.names) else SIGNED
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread; after a finished run, remove the checkpoints."""

@@ -117,7 +117,7 @@ class Client:
             num_clients=self.identity.num_clients,
             num_outputs=data.task.head_width(self.party.classes) if self.has_labels else None,
             private_seed=self.keys.private_seed,
-            classifier_seed=self.keys.run_key if config.train.warm_start else None,
+            classifier_seed=self.keys.classifier_seed if config.train.warm_start else None,
         )
 
     def adopt_candidate(self) -> None:

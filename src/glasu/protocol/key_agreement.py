@@ -1,4 +1,6 @@
-"""Agreement on the keys that hide sums, at the beginning of every attempt; client and server columns.
+"""Agreement on keys, at the beginning of every attempt; client and server columns.
+
+The keys hide sums. In a run with a warm start, the common classifier is derived from one of them, the run key.
 
 First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
@@ -21,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from glasu.config import list_candidates
 from glasu.errors import ProtocolError
 from glasu.privacy.masking import (
     KEY_SIZE,
@@ -50,12 +53,17 @@ KEY_LEADER = 0  # the client that draws the group key
 
 
 def needs_keys(config: RunConfig) -> bool:
-    """Return whether the clients of a run agree on keys."""
-    return config.privacy.hides_parts
+    """Return whether the clients of a training agree on keys."""
+    return config.privacy.hides_parts or any(agrees_on_classifier(each) for each in list_candidates(config))
+
+
+def agrees_on_classifier(config: RunConfig) -> bool:
+    """Return whether the only purpose of the keys is the common classifier of a warm start."""
+    return config.train.warm_start > 0 and not config.privacy.hides_parts
 
 
 def client_key_agreement(client: Client) -> Script[None]:
-    """Client column: agree on keys, and hide all later releases of tensors from the server."""
+    """Client column: agree on keys; if sums are hidden, hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
         return
     # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
@@ -74,6 +82,8 @@ def client_key_agreement(client: Client) -> Script[None]:
     way = find_secure_aggregation(privacy)
     secret = way.make_secret() if client.identity.index == KEY_LEADER else None
     group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
+    if not way.hides_parts:
+        return
     try:
         hiding = way.make_hiding(
             privacy,

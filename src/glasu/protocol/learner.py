@@ -135,8 +135,8 @@ def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the randomness of the first classifier, which is equal at all clients with labels.
 
     Args:
-        seed: the public seed if several clients have labels; the server can then compute the classifier. With masks and
-            a warm start, the run key, which the server does not have. If one client has the labels, its private seed:
+        seed: the public seed if several clients have labels; the server can then compute the classifier. With a warm
+            start, the run key, which the server does not have. If one client has the labels, its private seed:
             otherwise its first gradient would reveal the labels.
         layer: L.
     """
@@ -155,7 +155,7 @@ class Learner:
         num_clients: int,
         num_outputs: int | None,
         private_seed: int | Secret | None = None,
-        classifier_seed: Secret | None = None,
+        classifier_seed: int | Secret | None = None,
     ) -> None:
         """Draw the initial weights.
 
@@ -166,7 +166,7 @@ class Learner:
             num_clients: M.
             num_outputs: the width of the classifier, or None for a client without labels.
             private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
-            classifier_seed: decides the common classifier, if all clients know it and the server does not.
+            classifier_seed: decides the common classifier of a warm start; None: `train.seed`.
         """
         self.config, self.data = config, data
         self.private_seed = config.train.seed if private_seed is None else private_seed

@@ -20,7 +20,7 @@ import numpy as np
 from glasu.errors import ProtocolError
 from glasu.privacy.masking import join_parts, split_parts
 from glasu.protocol.chunks import split_rows
-from glasu.protocol.key_agreement import needs_keys, server_forward
+from glasu.protocol.key_agreement import server_forward
 from glasu.protocol.messages import Decision, Proof, Proofs, Sealed, Waiting
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
@@ -214,7 +214,7 @@ def client_comparison(client: Client) -> Script[None]:
 
 def server_comparison(server: Server) -> Script[None]:
     """Server column: forward the proofs of all clients to all clients."""
-    if not needs_keys(server.requested):
+    if not server.requested.privacy.hides_parts:
         return
     key = _make_comparison_key(server)
     proofs: Sequence[Proof] = yield Receive((Proof,), key)

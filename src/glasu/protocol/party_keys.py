@@ -18,13 +18,21 @@ class PartyKeys:
     seed: int  # `train.seed`
     secret: Secret | None = field(default=None, repr=False)
     signer: Signer | None = None  # signs the keys of this party; None in one process
-    # Equal at all clients and unknown to the server; None in runs without hidden sums.
+    # Equal at all clients and unknown to the server; None before the clients agree on keys, and in runs without keys.
     run_key: Secret | None = field(default=None, repr=False)
 
     @property
     def private_seed(self) -> int | Secret:
         """The seed of initial weights, dropout masks, neighbours and rounding."""
         return self.seed if self.secret is None else self.secret.derive("training", self.seed)
+
+    @property
+    def classifier_seed(self) -> int | Secret:
+        """The seed of the common classifier of a warm start: the run key, once the clients have agreed on it.
+
+        Without secrets the run key would follow from the public seed; then this is the seed itself.
+        """
+        return self.seed if self.secret is None or self.run_key is None else self.run_key
 
     def derive_noise_key(self) -> bytes:
         """Return the key of the noise in released rows."""

@@ -56,7 +56,8 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
         scores of all nodes that any party requested, and the others receive none.
     """
     check_predicts_nodes(client)
-    yield from client_key_agreement(client)
+    if client.requested.privacy.hides_parts:
+        yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
     (nodes,) = yield from agree(client, key, [requested])
     own = np.isin(nodes, requested)
@@ -172,7 +173,8 @@ def _run_sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Ten
 
 def server_request(server: Server) -> Script[int]:
     """Server column: return the number of requested nodes."""
-    yield from server_key_agreement(server)
+    if server.requested.privacy.hides_parts:
+        yield from server_key_agreement(server)
     key = server.identity.key(Phase.PREDICTION, 0)
     proposals, (nodes,) = yield from unite(server, key, 1)
     if len(nodes) == 0:

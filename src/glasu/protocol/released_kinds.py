@@ -37,6 +37,8 @@ def list_protections(client: Client) -> dict[str, str]:
     kinds = [kind for kind in every[0] if all(kind in other for other in every[1:])]
     if len(candidates) > 1:
         kinds.append("situation")
+    if needs_keys(client.requested) and has_server(client.requested):
+        kinds += ["key", "proof"] if client.requested.privacy.hides_parts else ["key"]
     return {kind: _name_protection(client, kind) for kind in kinds}
 
 
@@ -45,7 +47,8 @@ def _name_protection(client: Client, kind: str) -> str:
     gate, tensor = client.release, TENSOR_KINDS.get(kind)
     if tensor is None:
         verdict = name_verdict_protection(client.identity)
-        return {"key": "signed", "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
+        signed = "none" if client.keys.signer is None else "signed"
+        return {"key": signed, "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
     parts = [replace(gate.find_protection(tensor), masking=None).name]
     if gate.encodings[tensor].is_hidden:
         is_owner = client.identity.owner == client.identity.index
@@ -57,7 +60,7 @@ def _name_protection(client: Client, kind: str) -> str:
 
 
 def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
-    """Return the kinds that a client releases in a training with these settings."""
+    """Return the kinds that a client releases in a training with these settings, without those about keys."""
     layers, kinds = config.model.aggregation_layers, []
     if layers:
         kinds = [REPRESENTATION.name, CHANGE.name] if config.wire.feedback else [REPRESENTATION.name]
@@ -75,7 +78,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
                 kinds.append(GRADIENT.name)
     if has_labels and config.train.label_owner is None and config.privacy.release_probabilities:
         kinds.append(PROBABILITIES.name)
-    return [*kinds, "key", "proof"] if needs_keys(config) and has_server(config) else kinds
+    return kinds
 
 
 def count_evaluations(client: Client) -> int:

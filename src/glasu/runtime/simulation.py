@@ -27,6 +27,7 @@ from glasu.errors import ConfigError, DataError
 from glasu.model.backbones import find_backbone
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
+from glasu.protocol.key_agreement import agrees_on_classifier
 from glasu.protocol.requests import (
     CandidateStarted,
     Collapsed,
@@ -401,6 +402,7 @@ def _build_report(
     reports = server is not None and _find_reporter(clients) is None
     ledgers = {client.name: client.release.ledger for client in clients}
     masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
+    warm_start_keys = UNSIGNED if agrees_on_classifier(config) else None
     return telemetry.build_report(
         config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
@@ -410,7 +412,9 @@ def _build_report(
         weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
         race=None if server is None else summarize_race(server, telemetry.race, _count_race_releases(clients)),
-        privacy=PrivacySummary.of(config, ledgers, DERIVED if options.secrets is None else GIVEN, masks),
+        privacy=PrivacySummary.of(
+            config, ledgers, DERIVED if options.secrets is None else GIVEN, masks, warm_start_keys
+        ),
         notes=options.notes,
     )
 

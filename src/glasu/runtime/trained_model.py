@@ -345,14 +345,15 @@ def remove_model(folder: Path) -> None:
 
 def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
     check_predicts_nodes(client)
-    if has_server(client.requested):
+    if client.requested.privacy.hides_parts and has_server(client.requested):
         yield from client_key_agreement(client)
     key = client.identity.key(Phase.PREDICTION, 0)
     return (yield from client_prediction(client, key, Targets.of_nodes(nodes), ensemble=client.progress.ensemble))
 
 
 def _serve_prediction(server: Server, key: Key, num_nodes: int) -> Script[None]:
-    yield from server_key_agreement(server)
+    if server.requested.privacy.hides_parts:
+        yield from server_key_agreement(server)
     yield from server_prediction(server, key, num_nodes, ensemble=server.progress.ensemble)
 
 

@@ -27,7 +27,6 @@ from glasu.network.log_lines import make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.purposes import DRY_RUN
 from glasu.pki.key_signing import find_kit_error
-from glasu.protocol.key_agreement import needs_keys
 from glasu.records import to_plain
 
 
@@ -78,7 +77,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             text = "they cannot be read here; see that party's log"
             self.findings.append(explain_error("settings", error, options.log, text))
             return
-        if needs_keys(config):
+        if config.privacy.hides_parts:
             fault = find_kit_error(options.kit, offered.roster)
             text = fault or "this party made its key itself, and it has pinned the keys of the others"
             self.findings.append(Finding(config.privacy.secure_aggregation, "bad" if fault else "good", text))
