@@ -291,7 +291,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(section, key
         ("train", {"max_nodes": -1}, "max_nodes", "0 means no limit"),
         ("train", {"max_nodes": 10, "batch_size": 11}, "max_nodes", "a smaller batch"),
         ("train", {"max_nodes": 10, "batch_size": 0}, "max_nodes", "a smaller batch"),
-        ("train", {"max_nodes": 10, "sampler": "full"}, "max_nodes", '"neighbor" or "shared"'),
+        ("train", {"max_nodes": 10, "sampler": "full"}, "max_nodes", 'use "neighbor"'),
         ("train", {"labels": ""}, "labels", '"all" or the name'),
         ("train", {"learning_rate": 0.0}, "learning_rate", "above 0"),
         ("train", {"weight_decay": -0.1}, "weight_decay", "at least 0"),

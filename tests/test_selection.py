@@ -77,7 +77,7 @@ class WatchedLabels:
     """Labels that record the split of every access."""
 
     def __init__(self, labels, splits):
-        self._labels, self.readings = labels, []
+        self._labels, self.readings, self.dtype = labels, [], labels.dtype
         self._split_of = np.full(len(labels), "unused", object)
         for name in ("train", "validation", "test"):
             self._split_of[getattr(splits, name)] = name

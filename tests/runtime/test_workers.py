@@ -84,3 +84,19 @@ def test_an_interrupt_before_any_instruction_of_a_turn_lets_the_threads_end():
         assert not closing.is_alive(), f"an interrupt before instruction {number} leaves a thread waiting"
         number += 1
     assert number > 100  # every instruction of the turn was interrupted once
+
+
+def test_map_raises_an_exception_only_after_all_calls_have_ended():
+    may_end, ended = threading.Event(), []
+
+    def fail_or_wait(fails):
+        if fails:
+            threading.Timer(0.2, may_end.set).start()
+            raise ValueError("the first call")
+        assert may_end.wait(20)
+        ended.append(threading.current_thread().name)
+
+    with Workers(2, "test") as workers:
+        with pytest.raises(ValueError, match="the first call"):
+            workers.map(fail_or_wait, [True, False])
+        assert len(ended) == 1

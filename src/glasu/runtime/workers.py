@@ -33,9 +33,13 @@ class PendingResult(Generic[T]):
         else:
             self._outcome.put(lambda: result)
 
+    def await_outcome(self) -> Callable[[], T]:
+        """Wait for the end; return a function that returns the result or raises the exception. Call this once."""
+        return self._outcome.get()
+
     def wait(self) -> T:
         """Wait for the result and return it, or raise the exception of the function. Call this once."""
-        return self._outcome.get()()
+        return self.await_outcome()()
 
 
 class Workers:
@@ -64,9 +68,14 @@ class Workers:
         return pending
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
-        """Return the results of `map` with these arguments; the calls run at the same time."""
+        """Return the results of `map` with these arguments; the calls run at the same time.
+
+        The first exception is raised after all calls have ended. So no client computes while the caller closes the
+        files that the client writes to.
+        """
         pending = [self.submit(function, *each) for each in zip(*arguments, strict=True)]
-        return [each.wait() for each in pending]
+        outcomes = [each.await_outcome() for each in pending]
+        return [outcome() for outcome in outcomes]
 
     def close(self) -> None:
         """Run the submitted functions, then end the threads."""
