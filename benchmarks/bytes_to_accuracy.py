@@ -71,6 +71,22 @@ CHEAP: list[tuple[str, str, dict[str, Any]]] = [
         )
         for bits in (4, 3, 2)
     ),
+    (
+        "K=1 Q=16, width 64, int8, party dropout, 90 rounds",
+        "glasu-4",
+        {
+            "model": {**WIDE, "dropout": 0.6},
+            "train": {
+                "num_local_steps": 16,
+                "learning_rate": 0.005,
+                "weight_decay": 0.002,
+                "party_dropout": 0.3,
+                "num_rounds": 90,
+                "evaluate_every": 10,
+            },
+            "wire": INT8,
+        },
+    ),
     ("smooth, 8 layers", "smooth", {"model": {"num_layers": 8, "aggregation_layers": (7,), "alpha": 0.2}}),
     (
         "K=1 Q=4, 6 layers, changes of 2 bits, 64 rounds",
