@@ -35,6 +35,7 @@ LEVELS = {
     "registry": 1,
     "ckks_parameters": 0,  # a leaf
     "errors": 0,
+    "html_table": 0,  # a leaf
     "secret": 0,  # a leaf
     "timing": 0,  # a leaf
 }

@@ -10,7 +10,8 @@ from statistics import fmean
 from glasu.experiments.plan import Plan
 from glasu.experiments.results import RunResult
 from glasu.experiments.tables import TextTable, group_by_cell
-from glasu.html_report import draw_curves, render_page, render_table
+from glasu.html_report import draw_curves, render_page
+from glasu.html_table import render_table
 
 AXES = {"round": "rounds", "bytes": "megabytes sent by all parties", "seconds": "CPU seconds"}
 
