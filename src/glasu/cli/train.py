@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
         from glasu.data.statistics import describe_size
         from glasu.files import write_atomically
         from glasu.runtime.baselines import compare_baselines, list_settings, train_baselines
-        from glasu.runtime.checkpointing import hold_checkpoint_folder
         from glasu.runtime.ledger_file import LEDGERS
         from glasu.runtime.policy_file import find_policies
         from glasu.runtime.simulation import SimulationOptions, simulate
+        from glasu.runtime.simulation_checkpoints import hold_checkpoint_folder
         from glasu.runtime.trained_model import TrainedModel, remove_model
         from glasu.runtime.transcript import TRANSCRIPT
 

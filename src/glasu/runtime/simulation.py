@@ -42,7 +42,6 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, PrivacySummary, RunReport
-from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import (
     Carry,
@@ -58,6 +57,7 @@ from glasu.runtime.inprocess import (
 from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
+from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
