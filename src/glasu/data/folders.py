@@ -29,7 +29,7 @@ from glasu.records import parse_toml, read_record, to_plain
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from glasu.config import Missing
+    from glasu.config_sections import Missing
 
 PARTY_SCHEMA = 1
 PARTY_FILE = "party.toml"

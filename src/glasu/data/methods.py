@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glasu import registry
-from glasu.config import EVERY_PARTY, ModelConfig, Override, RunConfig
+from glasu.config import ModelConfig, Override, RunConfig
+from glasu.config_sections import EVERY_PARTY
 from glasu.errors import DataError
 from glasu.records import Sections
 

@@ -5,7 +5,7 @@ This module imports without numpy, because `glasu provision` uses it.
 
 from __future__ import annotations
 
-from glasu.config import EVERY_PARTY
+from glasu.config_sections import EVERY_PARTY
 from glasu.errors import DataError
 
 MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glasu import registry
-from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
+from glasu.config import RunConfig, TrainConfig, list_open_keys
+from glasu.config_checks import find_release_layer
 from glasu.data.methods import keeps_scores
 from glasu.records import FlatSettings, Sections
 

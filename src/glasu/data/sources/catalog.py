@@ -22,7 +22,8 @@ from glasu.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from glasu.config import RunConfig, Split
+    from glasu.config import RunConfig
+    from glasu.config_sections import Split
     from glasu.data.party import Splits
 
 NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes in a "paper" split with a fixed number per class
