@@ -166,8 +166,3 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
         if getattr(getattr(config, section), key) != value
     }
     return config.replace(**prescribed), overridden
-
-
-def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
-    """Restrict or extend the parties' data as the method requires. Labels are not checked."""
-    return find_method(config).prepare(parties)

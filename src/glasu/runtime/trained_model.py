@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.data.methods import has_server, prepare_parties
+from glasu.data.methods import find_method, has_server
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import Preparation
@@ -168,7 +168,7 @@ class TrainedModel:
             ledgers: folder of the parties' ledgers; None: nothing is recorded in a file.
             policies: the policies, by party.
         """
-        parties = prepare_parties(self.config, check_party_list(parties))
+        parties = find_method(self.config).prepare(check_party_list(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
             chosen = self.restrict_parties(names)
