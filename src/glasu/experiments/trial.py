@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from glasu.config import RunConfig
 from glasu.data.methods import find_method
@@ -19,6 +19,7 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
 from glasu.model.optimizer import find_schedule
+from glasu.records import FlatSettings
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a process that only waits for its workers does not load torch
@@ -68,7 +69,7 @@ def load_parties_once(config: RunConfig) -> Sequence[PartyData]:
 
 def run_trial(
     terms: Terms,
-    point: Mapping[str, Any],
+    point: FlatSettings,
     goals: Mapping[int, float] | None = None,
     workers: int | None = None,
     *,
