@@ -32,9 +32,9 @@ from glasu.records import Checked, RecordError, describe, parse_toml
 __all__ = ["DataConfig", "ModelConfig", "PrivacyConfig", "RunConfig", "TrainConfig", "WireConfig"]
 
 Part = typing.TypeVar("Part", bound=Checked)
-WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify it
+WHERE = ("root", "parties")  # keys of [data] that locate the data on this machine; they do not identify the data
 LEFT_OPEN = "keys that train.preset decides"
-SMALL_GRAPH = 30_000  # nodes up to which "auto" means the full graph
+SMALL_GRAPH = 30_000  # maximum number of nodes for which "auto" means the full graph
 
 
 class Override(typing.TypedDict):

@@ -124,7 +124,7 @@ def _check_once(config: Settings, method: Any) -> None:
 
 
 def _check_examples(config: Settings, method: Any) -> None:
-    """Refuse a task whose examples are not nodes, if every row of a prediction must belong to one node."""
+    """Refuse a task whose examples are not nodes, because every row must belong to one node."""
     if registry.load("task", config.train.task).examples_are_nodes:
         return
     named = f'train.task="{config.train.task}": its examples are not nodes, and'
@@ -171,8 +171,8 @@ def _check_noise(config: Settings, method: Any) -> None:
         raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
     if train.party_dropout:
         raise ConfigError(
-            f"train.party_dropout={train.party_dropout}: after it the parties score subsets and send metrics, and "
-            f"with {noise} only noisy rows may be released; remove it."
+            f"train.party_dropout={train.party_dropout}: after the last round the parties score subsets and send "
+            f"metrics, but with {noise} only noisy rows may be released; remove it."
         )
 
 
@@ -205,7 +205,7 @@ def _check_hiding(config: Settings) -> None:
     precision = registry.load("encoding", wire.precision)
     if not precision.can_be_hidden:
         raise ConfigError(
-            f"wire.precision={wire.precision!r}: {hiding} adds integers, and this precision has none; use "
+            f"wire.precision={wire.precision!r}: {hiding} adds integers, but this precision sends none; use "
             f"precision = {quote(registry.select('encoding', can_be_hidden=True))}."
         )
     if wire.feedback:

@@ -89,9 +89,9 @@ class ModelConfig(Checked):
     dropout: Annotated[float, Bounds(0, 1, "0 turns dropout off", ends="[)")] = 0.5
     normalization: Literal["none", "layer"] = "none"
     input_scale: Literal["auto"] | Annotated[float, Bounds(0, hint='or "auto"', ends="(]")] = "auto"
-    alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: the share of the initial representation
+    alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: share of the initial representation
     theta: Positive = 0.5  # gcnii: lambda of the GCNII paper
-    heads: Count = 4  # gat
+    heads: Count = 4  # number of attention heads of gat
     residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
     owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
@@ -113,7 +113,7 @@ class ModelConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
-    """The training: method, sampling, labels, optimizer and evaluation."""
+    """The settings of the training: method, sampling, labels, optimizer and evaluation."""
 
     section = "train"
     preset: Annotated[str, Choice("preset")] = "auto"  # suggests values for keys that are not set
@@ -131,7 +131,7 @@ class TrainConfig(Checked):
     release: Literal["rounds", "once"] = "rounds"
     warm_start: Natural = 0  # local steps of every party alone, before round 0 and without messages
     party_dropout: Annotated[float, Bounds(0, 1, "0 means that all parties contribute to every round", ends="[)")] = 0.0
-    labels: str = EVERY_PARTY  # or the name of the one party that has them
+    labels: str = EVERY_PARTY  # or the name of the only party that has labels
     task: Annotated[str, Choice("task")] = "multiclass"
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"  # class weights of the loss
     optimizer: Annotated[str, Choice("optimizer")] = "adam"
@@ -143,7 +143,7 @@ class TrainConfig(Checked):
     stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
     seed: Seed = 0
     evaluate_every: Count = 10
-    evaluate_nodes: Natural = 0  # 0: all validation nodes, else a fixed random subset
+    evaluate_nodes: Natural = 0  # number of validation nodes, a fixed random subset; 0: all
     sampled_evaluation: bool = False
     checkpoint_every: Annotated[int, Bounds(0, MAX_COUNT, "0 means never")] = 1
     prefetch: Annotated[int, Bounds(0, 1024, "at most 1024 rounds fit into one message")] = 16
@@ -207,7 +207,7 @@ class PrivacyConfig(Checked):
     """Protection of the tensors that leave a client."""
 
     section = "privacy"
-    profile: Annotated[str, Choice("profile")] = "off"  # a set of settings; see glasu.profiles
+    profile: Annotated[str, Choice("profile")] = "off"  # name of a set of settings; see glasu.profiles
     secure_aggregation: Annotated[str, Choice("secure aggregation")] = "none"
     dp_noise_multiplier: NoiseMultiplier = 0.0  # deviation of the noise of a released row, in multiples of its clip
     dp_clip: Positive = 1.0  # maximum L2 norm of a released row
@@ -219,9 +219,11 @@ class PrivacyConfig(Checked):
     delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
     target_epsilon: Positive | None = None  # a release that would exceed it is refused
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
-    blind_server: bool = False  # masks: hide sums from the server as well; with ckks it never sees them
-    allow_two_parties: bool = False  # hidden sums of two parties, each of which learns the other's values from the sum
-    range: Positive = 8.0  # hidden sums: the largest absolute value on the first grid, before there is an aggregate
+    blind_server: bool = False  # masks: hide sums from the server as well; with ckks the server never sees sums
+    # whether hidden sums of two parties are allowed, although each party learns the other's values from the sum
+    allow_two_parties: bool = False
+    # hidden sums: the largest absolute value on the first grid, which is used until there is an aggregate
+    range: Positive = 8.0
 
     @property
     def way_to_hide(self) -> Any:
@@ -256,7 +258,7 @@ class PrivacyConfig(Checked):
             if name not in self.way_to_hide.config_keys:
                 rules[name] = self._explain_hiding_key(name, [way for way in ways if name in ways[way].config_keys])
         if not self.adds_noise:
-            rule = "has no effect without privacy.dp_noise_multiplier; set that, or remove it."
+            rule = "has no effect without privacy.dp_noise_multiplier; set that key, or remove this one."
             rules.update(dict.fromkeys(NOISE_ONLY, rule))
         values = {name: getattr(self, name) for name in rules}
         return [
@@ -266,11 +268,11 @@ class PrivacyConfig(Checked):
         ]
 
     def _explain_hiding_key(self, name: str, ways: Sequence[str]) -> str:
-        """Return why a key has no effect with this way to hide sums; it has one with `ways`."""
+        """Return why a key has no effect with the chosen way to hide sums. It has an effect with `ways`."""
         if name == "blind_server" and self.way_to_hide.hides_sums:
             named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
             return f"has no effect with {named}: the server sees no sums; remove it."
-        return f"has no effect without privacy.secure_aggregation = {quote(ways)}; remove it, or set that."
+        return f"has no effect without privacy.secure_aggregation = {quote(ways)}; remove this key, or set that one."
 
 
 def reads_whole_graph(sampler: str) -> bool:

@@ -41,7 +41,7 @@ STOP_AT = {
     "citeseer": 0.73,
     "pubmed": 0.83,
     "dblp_authors": 0.9,
-}  # target accuracy of `stale` on validation
+}  # data set -> validation accuracy at which a run of the table `stale` stops
 QUICK_SHARE = 4  # --quick trains for a quarter of the rounds
 TWO = ("pubmed", "dblp_authors")  # dblp_authors replaces Amsterdam, whose features are not available
 DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets

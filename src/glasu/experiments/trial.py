@@ -35,18 +35,18 @@ class Terms:
 
     config: RunConfig  # the keys that do not vary
     seeds: int = 1
-    max_bytes: int | None = None  # byte limit per run; later evaluations do not count
+    max_bytes: int | None = None  # byte limit per run; evaluations above it do not count
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial. Over several seeds or single parties: the mean score, the latest round, the most bytes."""
+    """The result of a trial. If it has several seeds or single parties: the mean score, latest round and most bytes."""
 
-    state: Literal["complete", "pruned", "failed"]  # failed: diverged, or no evaluation within the budget
+    state: Literal["complete", "pruned", "failed"]  # failed: training diverged, or no evaluation was within the budget
     score: float | None = None  # best validation score; of a pruned trial, the best until it was stopped
     best_round: int | None = None
     bytes: int | None = None  # bytes sent until the best evaluation
-    num_rounds: int | None = None  # the configured number, or the number that fits into the budget with every seed
+    num_rounds: int | None = None  # the configured number, or the number that fits into the byte limit with every seed
     seconds: float = 0.0
     note: str = ""  # reason for a failure
     marks: tuple[float, ...] = ()  # the score at each mark; run i has the marks i * MARKS ... (i + 1) * MARKS - 1
@@ -76,7 +76,7 @@ def run_trial(
     load: Load = load_parties_once,
     clock: Clock = time.perf_counter,
 ) -> Outcome:
-    """Train at one point of the space with every seed.
+    """Train with the settings of one point of the space, once per seed.
 
     Args:
         terms: the settings that all trials share.

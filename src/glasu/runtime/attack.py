@@ -140,7 +140,7 @@ def attack_run(
     """
     names = transcript.manifest.parties
     if [party.name for party in parties] != list(names):
-        raise ConfigError(f"the transcript is of the parties {', '.join(names)}; pass their data in this order.")
+        raise ConfigError(f"the transcript has the parties {', '.join(names)}; pass their data in this order.")
     labelled = next((party for party in parties if party.splits is not None), None)
     owner = transcript.config.train.label_owner
     found: list[AttackResult] = []
@@ -247,7 +247,7 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
 
 
 def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
-    """Infer labels by model completion, given a few labels of each class. The input with the better score counts."""
+    """Infer labels by model completion, given a few labels of each class. The best score over all inputs counts."""
     for count in KNOWN_LABELS:
         known = labels.choose_labelled(truth, count, SEED)
         if known.all() or len(np.unique(truth[known])) < 2:

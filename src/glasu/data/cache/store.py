@@ -68,7 +68,7 @@ class Cache:
     """A folder of entries, and the limits that decide when and how entries are made."""
 
     root: Path = field(default_factory=lambda: find_cache_folder())
-    min_bytes: int = 4_000_000  # smaller data is read every time, in less than a quarter of a second
+    min_bytes: int = 4_000_000  # smaller data is not cached: reading it takes less than a quarter of a second
     piece_bytes: int = ARRAY_PIECE
     settle_ns: int = 2_000_000_000  # a file that changed more recently may change again without a new time stamp
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from glasu.config_sections import Split
     from glasu.data.party import Splits
 
-NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes in a "paper" split with a fixed number per class
+NUM_VALIDATION, NUM_TEST = 500, 1000  # sizes of the "paper" split if it has a fixed number of training nodes per class
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
 
 
 def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> LoadedParties:
-    """Return the parties as `load_parties` does, with statistics and notes on the data set."""
+    """Return the parties, as `load_parties` does, with statistics and notes about the data set."""
     cache = cache or Cache()
     data, notes = _read(config, cache, with_labels=not for_prediction)
     parties = _divide(config, data, cache)
