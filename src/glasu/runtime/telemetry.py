@@ -316,16 +316,7 @@ class Telemetry:
         longest = max(map(len, losses), default=0)
         test, validation = (_score(by_party, split, per_client=per_client) for split in ("test", "validation"))
         if per_client and self.propagated:
-            found = [self.propagated.get(name or "") for name in names]
-            test, validation = (
-                replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
-                for scores, split in ((test, "test"), (validation, "validation"))
-            )
-            better = tuple(
-                None if score is None else "propagation" if each is not None and each.is_better else "model"
-                for each, score in zip(found, validation.per_client or (), strict=True)
-            )
-            validation = replace(validation, per_client_better=better)
+            test, validation = self._add_propagation(names, test, validation)
         warm = self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
@@ -345,6 +336,21 @@ class Telemetry:
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
         )
+
+    def _add_propagation(
+        self, names: Sequence[str | None], test: SplitScores, validation: SplitScores
+    ) -> tuple[SplitScores, SplitScores]:
+        """Add the scores of label propagation by party, and whether it or the model is better on validation."""
+        found = [self.propagated.get(name or "") for name in names]
+        test, validation = (
+            replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
+            for scores, split in ((test, "test"), (validation, "validation"))
+        )
+        better = tuple(
+            None if score is None else "propagation" if each is not None and each.is_better else "model"
+            for each, score in zip(found, validation.per_client or (), strict=True)
+        )
+        return test, replace(validation, per_client_better=better)
 
     def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
         """Return the result of the warm start; None if there was none."""
