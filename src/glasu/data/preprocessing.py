@@ -103,13 +103,13 @@ def measure_mean_length(features: Features) -> float:
 
 
 def _average_roots(squares: NDArray[np.float64]) -> float:
-    """Return the mean of the square roots, without zeros."""
+    """Return the mean of the square roots of the values that are not zero."""
     roots = np.sqrt(squares[squares > 0])
     return float(roots.mean()) if len(roots) else 0.0
 
 
 def _find_row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of each stored value of a sparse matrix."""
+    """Return the row number of each stored value of a sparse matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 

@@ -31,7 +31,7 @@ from glasu.records import RecordError, parse_json, read_record, to_plain
 
 CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 ENTRY_FILE = "entry.json"
-MAX_BUILDS = 3  # attempts to make an entry that other processes damage
+MAX_BUILDS = 3  # attempts to make an entry if other processes damage it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
 EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
 
