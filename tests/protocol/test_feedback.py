@@ -211,7 +211,7 @@ def test_predictions_of_the_trained_model_do_not_depend_on_feedback():
     ("keys", "reason"),
     [
         ({"sampler": "neighbor"}, "every round must use the same rows, but train.sampler='neighbor'"),
-        ({"batch_size": 4}, r'train.batch_size=4 draws different rows; use sampler = "full" and batch_size = 0'),
+        ({"batch_size": 4}, r'train.batch_size=4 draws different rows; use sampler = "full".* and batch_size = 0'),
         ({"aggregation": "concat"}, r'the server adds changes, and model.aggregation="concat" is not a mean'),
         ({"party_dropout": 0.5}, "does not follow from changes; remove train.party_dropout=0.5"),
         ({"feedback": False, "feedback_bits": 3}, "feedback_bits=3: has no effect without wire.feedback = true"),
