@@ -84,3 +84,18 @@ def test_an_interrupt_before_any_instruction_of_a_turn_lets_the_threads_end():
         assert not closing.is_alive(), f"an interrupt before instruction {number} leaves a thread waiting"
         number += 1
     assert number > 100  # every instruction of the turn was interrupted once
+
+
+def test_an_error_of_one_call_is_raised_after_the_other_calls_have_ended():
+    ended = []
+
+    def work(seconds):
+        if not seconds:
+            raise ValueError("failed")
+        time.sleep(seconds)
+        ended.append(seconds)
+
+    with Workers(2, "test") as workers:
+        with pytest.raises(ValueError, match="failed"):
+            workers.map(work, [0, 0.2])
+        assert ended == [0.2]

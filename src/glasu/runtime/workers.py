@@ -34,8 +34,12 @@ class PendingResult(Generic[T]):
             self._outcome.put(lambda: result)
 
     def wait(self) -> T:
-        """Wait for the result and return it, or raise the exception of the function. Call this once."""
-        return self._outcome.get()()
+        """Wait for the result and return it, or raise the exception of the function. Call this or `finish` once."""
+        return self.finish()()
+
+    def finish(self) -> Callable[[], T]:
+        """Wait until the function has ended; return a function that returns its result or raises its exception."""
+        return self._outcome.get()
 
 
 class Workers:
@@ -64,9 +68,13 @@ class Workers:
         return pending
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
-        """Return the results of `map` with these arguments; the calls run at the same time."""
+        """Return the results of `map` with these arguments; the calls run at the same time.
+
+        If a call fails, the other calls end before its error is raised. So no client still saves a state after the
+        caller has closed the files of the run.
+        """
         pending = [self.submit(function, *each) for each in zip(*arguments, strict=True)]
-        return [each.wait() for each in pending]
+        return [take_result() for take_result in [each.finish() for each in pending]]
 
     def close(self) -> None:
         """Run the submitted functions, then end the threads."""
