@@ -306,7 +306,7 @@ class PrivacySummary(JsonRecord):
     # After a warm start without masks and ckks: whether the keys are signed that the parties used to agree on the key
     # of the common classifier. The server does not know this.
     warm_start_keys: str | None = None
-    differential_privacy: RowPrivacy | None = None  # that of the party with the largest epsilon; None without noise
+    differential_privacy: RowPrivacy | None = None  # privacy of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
 
     @classmethod

@@ -297,7 +297,7 @@ def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, f
 
 
 def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float], seeds: int) -> str:
-    """Format a mean with the paired difference to the compared method.
+    """Format a mean with the paired difference from the compared method.
 
     Args:
         found: scores by seed; None if the run is impossible.

@@ -109,7 +109,7 @@ class AuditedLedger(JsonRecord):
     repairs: int
     incomplete: bool  # whether the last line is incomplete
     fault: str | None  # why the chain is broken; records after the fault are not read
-    differential_privacy: SpentEpsilon | None  # of all releases with noise; None if there are none
+    differential_privacy: SpentEpsilon | None  # privacy spent by all releases with noise; None if there are none
     length: int  # number of records
     head: str  # the last chain value; empty if there is none
 

@@ -7,7 +7,7 @@ Masks and encryption hide tensors in messages, but a client knows its own tensor
 also contains these in the clear, as messages whose receiver is TO_ONE plus the client. Only the view of this client has
 them.
 
-The file contains all messages of the clients, so it is as confidential as the data of the run: it has mode 0600. It
+The file contains all messages from the clients, so it is as confidential as the data of the run: its mode is 0600. It
 contains no secret and no key. A resumed run appends, so messages of repeated rounds occur twice, as on the wire.
 """
 
