@@ -257,7 +257,7 @@ def test_reports_models_and_checkpoints_record_the_extension_that_the_settings_u
     (tmp_path / "my_extension.py").write_text(PLAIN_EXTENSION + "# changed\n")
     _, model, checkpoint = record().splitlines()
     for line, file in ((model, "model.toml"), (checkpoint, "round-00000001.checkpoint")):
-        assert f"{file}: was written with the extension my_extension 1.2 ({digest[:16]}..), and" in line
+        assert f"{file}: was written with the extension my_extension 1.2 ({digest[:16]}..), but" in line
         assert "train again with --fresh" in line
 
 

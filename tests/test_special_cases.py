@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from glasu.data.graph import Graph
-from glasu.data.methods import prepare_parties
+from glasu.data.methods import find_method
 from glasu.data.sources.catalog import load_parties
 from glasu.runtime.simulation import make_clients, simulate
 from support.monolith import (
@@ -347,7 +347,7 @@ def test_centralized_ignores_who_has_the_labels():
 
 
 def test_glasu_1_with_joint_gradients_and_every_layer_is_simulated_where_all_have_all_edges():
-    parties = prepare_parties(settings(method="simulated"), tiny_parties())
+    parties = find_method(settings(method="simulated")).prepare(tiny_parties())
     simulated = simulate(parties, settings(method="simulated", num_rounds=3))
     glasu = run(settings(aggregation_layers=ALL_LAYERS, backward="joint", num_rounds=3), parties)
     assert identical([client.learner.weights() for client in simulated.clients], glasu.final)

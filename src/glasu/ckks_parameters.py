@@ -1,7 +1,7 @@
-"""The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they suffice for.
+"""The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they allow.
 
 A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits,
-multiplied by 2^scale_bits; the last two are a check of the others (`glasu.privacy.encryption`). Decryption gives a
+multiplied by 2^scale_bits. The last two numbers check the others (`glasu.privacy.encryption`). Decryption gives a
 number with an error below 1/2, so rounding gives the number itself. The error has a bound that always holds, not only
 with high probability:
 
@@ -12,43 +12,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NUMBER_BITS = 32  # of the numbers in a ciphertext, and of their sums
+NUMBER_BITS = 32  # size of the numbers in a ciphertext, and of their sums
 LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as the difference of two sums of 21 bits
-ALLOWED_ERROR = 1 / 8  # of a decrypted number; the computation with floats adds less than that
-CHECK_WORDS = 2  # numbers of a ciphertext that check the others: two digits of a number below CHECK_PRIME
-CHECK_DIGIT_BITS = 24
+ALLOWED_ERROR = 1 / 8  # maximum error of a decrypted number; computing with floats adds a smaller error
+CHECK_WORDS = 2  # how many numbers of a ciphertext check the others: two digits of a number below CHECK_PRIME
+CHECK_DIGIT_BITS = 24  # size of one of these digits
 CHECK_PRIME = 2**48 - 59  # the greatest prime with two digits; it must exceed 2^NUMBER_BITS
-# By degree: the greatest number of bits of all primes for 128 bits of security (homomorphicencryption.org, 2018).
+# degree -> the greatest total number of bits of the primes for 128 bits of security (homomorphicencryption.org, 2018)
 SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 
 
 @dataclass(frozen=True)
 class CkksParameters:
-    """Sizes of a ciphertext. Several settings of them are possible; `find_error` refuses those that are too small."""
+    """The sizes that define a ciphertext. `find_error` finds sizes that are not secure or not exact."""
 
     degree: int = 4096
     modulus: int = 2**60 - 2**14 + 1  # the greatest prime of 60 bits that is 1 modulo 2 degree, as SEAL chooses it
-    special_bits: int = 49  # of a second prime, which TenSEAL needs to make keys
+    special_bits: int = 49  # size of a second prime, which TenSEAL needs to make keys
     scale_bits: int = 26
 
     @property
     def prime_bits(self) -> tuple[int, int]:
-        """The bits of both primes."""
+        """The sizes of both primes in bits."""
         return self.modulus.bit_length(), self.special_bits
 
     @property
     def key_bytes(self) -> int:
-        """The bytes of a secret key: its coefficients modulo both primes."""
+        """The size of a secret key in bytes: its coefficients modulo both primes."""
         return 2 * self.degree * 8
 
     @property
     def slots(self) -> int:
-        """The numbers in a ciphertext."""
+        """How many numbers a ciphertext holds."""
         return self.degree // 2
 
     @property
     def words(self) -> int:
-        """The numbers of a tensor in a ciphertext: all but the check."""
+        """How many numbers of a tensor a ciphertext holds: all except the check."""
         return self.slots - CHECK_WORDS
 
     @property

@@ -17,7 +17,7 @@ from numba.core import event
 from glasu.timing import PausableClock
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
-LOGGER = logging.getLogger(__name__)  # logs only the line about the first run; a quiet command hides this logger
+LOGGER = logging.getLogger(__name__)  # used only for the message about the first compilation; --quiet silences it
 read_clock = PausableClock()  # stops while this process compiles GLASU's loops
 compile_seconds = read_clock.paused_seconds  # 0 if all loops are cached
 

@@ -17,8 +17,8 @@ from glasu.errors import ConfigError, DataError
 
 LOCK = ".lock"
 T = TypeVar("T")
-OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # limit of the process, of the system; both errors are temporary
-DESCRIPTORS_WITHIN = 10.0  # seconds
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # the process, or the system, has too many open files for now
+DESCRIPTORS_WITHIN = 10.0  # seconds for which an action is repeated while no file descriptor is free
 MANY_DESCRIPTORS = 1 << 16
 M_ARENA_MAX = -8  # a constant of malloc.h
 
@@ -130,8 +130,8 @@ def sync_handle(handle: int, *, data_only: bool = False) -> None:
 
     Args:
         handle: its file descriptor.
-        data_only: skip metadata that a reader does not need, such as the time of the last change. Not every system can
-            skip it.
+        data_only: skip metadata that a reader does not need, such as the time of the last change, on systems that can
+            skip this.
     """
     sync = getattr(os, "fdatasync", os.fsync) if data_only else os.fsync
     sync(handle)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from glasu.data.methods import has_server
+from glasu.html_table import render_table
 from glasu.model.task import Metric, Task, make_task
 from glasu.report import RunReport, find_best_party
 
@@ -108,18 +109,6 @@ def render_page(title: str, introduction: str, body: str, footer: str) -> str:
 <footer>{html.escape(footer)}</footer>
 </body></html>
 """
-
-
-def render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """Return a table. The first `words` columns hold text, the others numbers."""
-    kinds = [' class="words"' if index < words else "" for index in range(len(headings))]
-
-    def render_cells(tag: str, texts: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{html.escape(text)}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
-
-    body = "".join(f"<tr>{render_cells('td', row)}</tr>" for row in rows)
-    head = f"<thead><tr>{render_cells('th', headings)}</tr></thead>"
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def draw_curves(curves: Mapping[str, Curve], x_title: str, y_title: str, *, logarithmic: bool = False) -> str:

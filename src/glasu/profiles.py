@@ -22,11 +22,11 @@ ONLY_LAST = OnlyLastLayer()
 
 @dataclass(frozen=True)
 class Profile:
-    """Settings by section and key."""
+    """A set of required and suggested settings, by section and key."""
 
     required: Sections = field(default_factory=dict)
     suggested: Sections = field(default_factory=dict)
-    needs_noise: bool = False  # any multiplier above 0; the suggested one is not required
+    needs_noise: bool = False  # whether a noise multiplier above 0 is required; it may differ from the suggested one
 
     @property
     def is_empty(self) -> bool:

@@ -145,7 +145,7 @@ def find_extension(seam: str, name: str) -> Extension | None:
 
 
 def require_extensions(needed: Iterable[Extension], source: str) -> None:
-    """Refuse a file that was written with an extension, unless the same version and source of it is loaded now.
+    """Refuse a file that was written with an extension, unless the same version and source is loaded now.
 
     Args:
         needed: the extensions that wrote the file.
@@ -158,12 +158,12 @@ def require_extensions(needed: Iterable[Extension], source: str) -> None:
         if loaded is None:
             raise ConfigError(
                 f"{source}: was written with the extension {extension}, which is not loaded; load it with "
-                f"--extension {extension.name}, in Python with registry.load_extension."
+                f"--extension {extension.name}, or in Python with registry.load_extension."
             )
         if loaded != extension:
             raise ConfigError(
-                f"{source}: was written with the extension {extension}, and {loaded} is loaded; restore that "
-                "source, or train again with --fresh."
+                f"{source}: was written with the extension {extension}, but {loaded} is loaded; restore the "
+                "earlier source, or train again with --fresh."
             )
 
 

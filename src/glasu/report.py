@@ -54,7 +54,7 @@ class SplitScores(JsonRecord):
     # propagation over its edges. None for a client without labels, or without edges.
     per_client: tuple[float | None, ...] | None = None
     per_client_propagation: tuple[float | None, ...] | None = None
-    # "model" or "propagation"; only of the validation split
+    # "model" or "propagation": the better one by party; only in the validation scores
     per_client_better: tuple[str | None, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def find_subset(subsets: Iterable[SubsetScores], present: Sequence[str]) -> Subs
 
 
 def describe_missing(missing: Sequence[str], validation: Mapping[str, float] | None) -> str:
-    """Describe a prediction without some of the parties, with the validation scores of the others if they are known."""
+    """Describe a prediction without some parties, with the validation scores of the other parties if they are known."""
     listed = ", ".join(f"{name} {value:.3f}" for name, value in (validation or {}).items()) or "unknown"
     return f"predicted without {', '.join(missing)}; validation scores of the parties present: {listed}."
 
@@ -124,7 +124,7 @@ class WarmStart(JsonRecord):
     """The local steps before round 0, and the mean of the scores that the parties compute alone after them."""
 
     steps: int
-    selected: str  # "ensemble": this mean is the selected model; "joint": the joint model of some round is
+    selected: str  # "ensemble": this mean is the selected model; "joint": the joint model after some round is
     ensemble: Mapping[str, float]  # validation scores of this mean
 
 
@@ -180,7 +180,7 @@ class HistoryEntry(JsonRecord):
 class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
-    settings: FlatSettings  # the settings in which it differs from the other candidates
+    settings: FlatSettings  # the settings in which this candidate differs from the others
     score: float | None  # validation score after the rounds of the race; None: there was no race, or it diverged
     chosen: bool
     diverged: bool | None = None  # True: it lost the race because its training diverged
@@ -233,7 +233,7 @@ class LedgerSummary(JsonRecord):
 
     party: str
     head: str  # the last chain value; zeros if the ledger is not stored
-    length: int  # number of records at that time, including those of earlier runs
+    length: int  # number of records when the report was written, including records of earlier runs
     releases: tuple[Mapping[str, str | int], ...]
 
     @classmethod
@@ -303,10 +303,10 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    # After a warm start without masks and ckks: whether the keys are signed with which the parties have agreed on the
-    # key of the common classifier. The server does not know it.
+    # After a warm start without masks and ckks: whether the keys are signed that the parties used to agree on the key
+    # of the common classifier. The server does not know this.
     warm_start_keys: str | None = None
-    differential_privacy: RowPrivacy | None = None  # that of the party with the largest epsilon; None without noise
+    differential_privacy: RowPrivacy | None = None  # privacy of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
 
     @classmethod
@@ -371,7 +371,7 @@ class CostFields(TypedDict):
 
 
 class TrainingFields(CostFields):
-    """The fields that all reports of a training share, apart from the scores."""
+    """The fields that all reports of a training run share, except the scores."""
 
     config: RunConfig
     weights_sha256: tuple[str, ...]
@@ -380,7 +380,7 @@ class TrainingFields(CostFields):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The common part of the reports of a training: settings, results and cost."""
+    """The common part of all reports of a training run: settings, results and cost."""
 
     config: RunConfig  # the settings with which the run trained
     test: SplitScores | None
@@ -449,7 +449,7 @@ class Baseline(JsonRecord):
     validation: SplitScores | None = None
     bytes: int = 0
     exchanges: int = 0
-    settings: Mapping[str, Any] | None = None  # those in which the tried settings differ; None: one setting was tried
+    settings: Mapping[str, Any] | None = None  # the keys in which the tried settings differ; None: only one was tried
     refused: str | None = None
 
     @classmethod
@@ -486,12 +486,12 @@ class PredictionReport(JsonRecord):
     """prediction.json of a server or of a party. A value that the role does not know is None."""
 
     party: str | None = None
-    parties: tuple[str, ...]  # the parties of the training
-    missing: tuple[str, ...] = ()  # those that did not take part in the prediction
-    validation: Mapping[str, float] | None = None  # stored scores without the missing parties
+    parties: tuple[str, ...]  # the parties that trained the model
+    missing: tuple[str, ...] = ()  # the parties that did not take part in the prediction
+    validation: Mapping[str, float] | None = None  # stored validation scores without the missing parties
     training: str | None = None  # the run that trained the model
-    requested: int | None = None  # nodes
-    received: int | None = None
+    requested: int | None = None  # number of nodes that this party requested
+    received: int | None = None  # number of nodes whose prediction this party received
     nodes: int | None = None  # number of nodes in all requests
     traffic: Traffic
     seconds: Seconds

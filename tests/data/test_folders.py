@@ -214,7 +214,7 @@ def test_parquet_of_other_types_is_understood(tmp_path):
     }
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
     parquet.write_table(pa.table({"source": ["u"], "target": ["v"]}), folder / "edges.parquet")
-    with pytest.raises(DataError, match="labels of 1 class"):
+    with pytest.raises(DataError, match="the labels have 1 class"):
         read_party(folder)
     nodes["label"] = pa.array([3, 4], pa.int8())
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
@@ -254,7 +254,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ({"nodes": ""}, r"nodes\.csv: is empty; its first line must name the columns"),
         ({"nodes": "id,age,label,split\n"}, "has no rows"),
         ({"nodes": "id,label,split\n7,x,\n3,y,\n9,x,\n"}, "no feature column"),
-        ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 others"),
+        ({"nodes": NODES.replace("id,", "key,")}, "has no column 'id'; its first line names 5 other columns"),
         ({"nodes": NODES.replace(",", ";")}, r"nodes\.csv: .* separated by semicolons; save it with commas\.$"),
         ({"edges": "source\ttarget\n7\t3,5\n"}, r"edges\.csv: .* separated by tabs; save it with commas\.$"),
         ({"nodes": NODES.replace("age", "score")}, "columns 2 and 3 have the same name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from glasu.data.methods import METHODS, apply_method, override_settings, prepare_parties
+from glasu.data.methods import METHODS, apply_method, find_method, override_settings
 from support.monolith import settings, tiny_parties
 
 
@@ -71,7 +71,7 @@ def test_centralized_gives_everything_to_one_party():
 
 
 def test_simulated_gives_all_edges_to_everyone_and_no_features():
-    before, after = tiny_parties(), prepare_parties(settings(method="simulated"), tiny_parties())
+    before, after = tiny_parties(), find_method(settings(method="simulated")).prepare(tiny_parties())
     assert len({party.graph.num_edges for party in after}) == 1
     assert after[0].graph.num_edges >= max(party.graph.num_edges for party in before)
     assert [party.num_features for party in after] == [party.num_features for party in before]

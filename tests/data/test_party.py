@@ -135,7 +135,7 @@ def test_nodes_count_as_labelled_where_every_label_is_known():
 @pytest.mark.parametrize(
     ("labels", "classes", "said"),
     [
-        (np.array([0.0, 1.0, 0.0]), ("x", "y"), "classes need integers"),
+        (np.array([0.0, 1.0, 0.0]), ("x", "y"), "give integer labels for classification"),
         (np.zeros((3, 2)), (), "one float per node and no classes"),
         (np.array([1.0, -np.inf, np.nan]), (), "the label of node 1 is infinite or beyond 1e.100; use another"),
         (np.array([np.nan, 1.0, 2e100]), (), "the label of node 2 is infinite or beyond 1e.100"),

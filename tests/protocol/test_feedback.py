@@ -210,8 +210,8 @@ def test_predictions_of_the_trained_model_do_not_depend_on_feedback():
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"sampler": "neighbor"}, "changes need the same rows in every round, and train.sampler='neighbor'"),
-        ({"batch_size": 4}, r'train.batch_size=4 draws other rows; use sampler = "full" and batch_size = 0'),
+        ({"sampler": "neighbor"}, "every round must use the same rows, but train.sampler='neighbor'"),
+        ({"batch_size": 4}, r'train.batch_size=4 draws different rows; use sampler = "full".* and batch_size = 0'),
         ({"aggregation": "concat"}, r'the server adds changes, and model.aggregation="concat" is not a mean'),
         ({"party_dropout": 0.5}, "does not follow from changes; remove train.party_dropout=0.5"),
         ({"feedback": False, "feedback_bits": 3}, "feedback_bits=3: has no effect without wire.feedback = true"),
@@ -226,7 +226,7 @@ def test_settings_for_which_changes_do_not_add_up_are_refused(keys, reason):
 def test_a_graph_that_is_sampled_by_default_is_refused_when_its_size_is_known():
     config = RunConfig().replace(wire={"feedback": True})
     assert resolve(config, 1000)[0].train.sampler == "full"
-    with pytest.raises(ConfigError, match="changes need the same rows in every round"):
+    with pytest.raises(ConfigError, match="every round must use the same rows"):
         resolve(config, 1_000_000)
 
 

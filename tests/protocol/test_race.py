@@ -227,7 +227,7 @@ def test_a_resumed_race_names_the_candidate_and_its_rounds(tmp_path, caplog):
 
     with pytest.raises(CrashError):
         simulate(parties, config, checkpoints=tmp_path, observer=crash)
-    with caplog.at_level(logging.INFO, "glasu.runtime.checkpointing"):
+    with caplog.at_level(logging.INFO, "glasu.runtime.simulation_checkpoints"):
         simulate(parties, config, checkpoints=tmp_path)
     (line,) = [line for line in caplog.messages if line.startswith("resuming")]
     assert re.fullmatch(r"resuming after round [23] of 4 of candidate 2 of 2 in the race\.", line)

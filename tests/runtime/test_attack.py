@@ -141,7 +141,7 @@ def test_the_data_must_be_that_of_the_recorded_parties(tmp_path):
     config, parties = settings(**KEYS), tiny_parties()
     simulate(parties, config, transcript=tmp_path)
     transcript = RecordedRun(tmp_path)
-    with pytest.raises(ConfigError, match="the transcript is of the parties a, b, c"):
+    with pytest.raises(ConfigError, match="the transcript has the parties a, b, c"):
         attack_run(transcript, parties[::-1])
 
 

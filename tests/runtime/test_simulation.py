@@ -17,11 +17,15 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GraphConv, SAGEConv
 
 import glasu
+from glasu import registry
 from glasu.compiling import compile_seconds
 from glasu.config import RunConfig
 from glasu.data.party import Graph, PartyData, Splits
 from glasu.errors import ConfigError, DataError, ProtocolError, TrainingError
 from glasu.model.dropout import make_no_dropout
+from glasu.model.optimizer import SGD
+from glasu.model.sampler import Neighbor
+from glasu.model.task import Multiclass
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Gradient, Joint, Message, Partial, Proposal, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluated, Receive
@@ -524,31 +528,39 @@ def test_a_sum_that_is_not_finite_is_not_sent_on(kind, keys, values, found):
 
 
 def test_a_clients_time_is_that_between_messages_by_what_it_does():
-    now, calls = [0.0], dict.fromkeys(("step", "blocks", "scores"), 0)
+    now, calls = [0.0], Counter()
 
-    def take(owner, name, seconds):
-        method = getattr(owner, name)
+    def take(name, seconds):
+        calls[name] += 1
+        now[0] += seconds
 
-        def slow(*args, **keys):
-            calls[name] += 1
-            now[0] += seconds
-            return method(*args, **keys)
+    class Slow(SGD):
+        def _update(self, parts):
+            take("update", 1)
+            super()._update(parts)
 
-        setattr(owner, name, slow)
+    class SlowNeighbor(Neighbor):
+        def blocks(self, nodes, draws):
+            take("blocks", 100)
+            return super().blocks(nodes, draws)
 
-    config = settings(num_rounds=4, evaluate_every=2, **{"sampler": "neighbor", "batch_size": 4, "fanout": 1})
+    class SlowMulticlass(Multiclass):
+        def scores(self, logits):
+            take("scores", 10_000)
+            return super().scores(logits)
+
+    chosen = {"optimizer": Slow, "sampler": SlowNeighbor, "task": SlowMulticlass}
+    for seam, choice in chosen.items():
+        registry.register(seam, "slow", choice)
+    config = settings(num_rounds=4, evaluate_every=2, batch_size=4, fanout=1, **dict.fromkeys(chosen, "slow"))
     clients = make_clients(config, tiny_parties(), lambda: now[0])
-    for client in clients:
-        take(client.learner, "step", 1)
-        take(client.learner.sampler, "blocks", 100)
-        take(client.learner, "scores", 10_000)
     watch = Stopwatch(lambda: now[0])
     run_roles(clients, make_server(config, clients), watch=watch)
     seconds = Counter()
     for client in clients:
         seconds.update(client.watch.seconds)
-    assert min(calls.values()) > 0
-    assert seconds["compute"] == calls["step"]
+    assert min(calls[name] for name in ("update", "blocks", "scores")) > 0
+    assert seconds["compute"] == calls["update"]
     assert seconds["sampling"] == 100 * calls["blocks"]
     assert seconds["evaluation"] == 10_000 * calls["scores"]
     assert watch.seconds["communication"] == 0

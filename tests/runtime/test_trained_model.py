@@ -190,7 +190,9 @@ def test_renamed_and_reordered_columns_are_refused(tmp_path, rename, through_a_f
         model = TrainedModel.load(tmp_path)
     model.predict_proba(parties)
     odd = replace(parties[1], feature_names=rename(parties[1].feature_names))
-    with pytest.raises(DataError, match="party 'b': its feature columns differ from the training in names or order"):
+    with pytest.raises(
+        DataError, match="party 'b': its feature columns differ from those of the training in names or order"
+    ):
         model.predict_proba([parties[0], odd, parties[2]])
 
 

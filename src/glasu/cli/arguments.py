@@ -8,13 +8,11 @@ import math
 import typing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from glasu.config import DataConfig, Missing
+from glasu.config import DataConfig, RunConfig
+from glasu.config_sections import Missing
 from glasu.errors import DataError
-
-if TYPE_CHECKING:
-    from glasu.config import RunConfig
 
 
 def add_run_file(parser: argparse.ArgumentParser) -> None:
@@ -139,8 +137,6 @@ def format_event(command: str, event: str, now: datetime, **fields: Any) -> str:
 
 def read_config(args: argparse.Namespace) -> RunConfig:
     """Read RUN.toml and apply the overrides."""
-    from glasu.config import RunConfig
-
     return RunConfig.from_toml(args.run_file, args.overrides)
 
 

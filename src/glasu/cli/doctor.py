@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--server", metavar="HOST:PORT", help="at a party: the address of the server")
     where.add_argument("--listen", metavar="HOST:PORT", help="at the server: address that the parties connect to")
-    parser.add_argument("--align", action="store_true", help="check an alignment of the ids instead of a training")
+    parser.add_argument("--align", action="store_true", help="check an alignment of the ids instead of training")
     add_max_ids(parser, "with --align: ")
     add_party_options(parser, "at a party: ")
     add_server_options(parser, "at the server: ")

@@ -70,5 +70,7 @@ def _end_in_time(reader: socket.socket, seconds: float) -> None:
                 return
             if number == 0 and content[0] in INTERRUPTS:
                 number, deadline = content[0], time.monotonic() + seconds
-    os.write(2, f"glasu: not ended {seconds:g} s after the interrupt; stopped. The same command continues.\n".encode())
+    os.write(
+        2, f"glasu: stopped {seconds:g} s after the interrupt. Start the same command again to continue.\n".encode()
+    )
     os._exit(128 + number)

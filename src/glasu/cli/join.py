@@ -1,9 +1,9 @@
-"""glasu join: take part in a training between organisations, with one party's data.
+"""glasu join: take part in a training run between organisations, with one party's data.
 
 The data stays on this machine; report.json counts everything that is sent. The server sends the settings, and this
 command prints them. With --expect, it refuses other settings. After a crash, start the same command again: it resumes.
 It writes report.json and model/. With --predict, the party takes part in a prediction with the trained model instead. A
-party that requested nodes, or that has the labels, receives predictions.csv (or .parquet).
+party that requested nodes, or that has the labels, receives predictions.csv or predictions.parquet.
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
     from glasu.timing import Clock
 
-PROGRESS = (
-    "glasu.compiling"  # a logger whose warnings are progress: a Python program sees them, a quiet command does not
-)
+PROGRESS = "glasu.compiling"  # its warnings are progress: a Python program shows them, a command with --quiet does not
 
 
 class _Receiver(logging.Handler):

@@ -65,9 +65,8 @@ def run(args: argparse.Namespace) -> None:
     )
     write_predictions(args.out, parties[0].ids, predicted, model.classes, model.config.train)
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
-    present = [party.name for party in parties]
-    if missing := [name for name in model.names if name not in present]:
-        scores = model.find_subset(present)
+    if missing := [name for name in model.names if name not in names]:
+        scores = model.find_subset(names)
         print(describe_missing(missing, None if scores is None else scores.metrics))
 
 

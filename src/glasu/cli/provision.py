@@ -77,16 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     for option, purpose in ACTIONS.items():
         action.add_argument(option, type=parse_names, metavar="NAMES", help=purpose)
-    parser.add_argument(
-        "--host",
-        type=parse_names,
-        action="extend",
-        default=[],
-        metavar="HOST",
-        help="a DNS name or IP address of the server; may be given several times; --renew server replaces all of them",
-    )
+    _add_host(parser, "may be given several times; --renew server replaces all of them")
     parser.add_argument("--days", type=int, help="validity of the kits (default: 365); the CA is valid for 3650 days")
     parser.add_argument("--out", type=parse_path, metavar="KITS", help="folder for the kits")
+
+
+def _add_host(parser: argparse.ArgumentParser, use: str) -> None:
+    """Add --host; `use` ends its help."""
+    purpose = f"a DNS name or IP address of the server; {use}"
+    parser.add_argument("--host", type=parse_names, action="extend", default=[], metavar="HOST", help=purpose)
 
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:
@@ -111,14 +110,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party or the server"
     )
     sign.add_argument("--ca", type=parse_path, required=True, metavar="KITS", help="folder of the CA")
-    sign.add_argument(
-        "--host",
-        type=parse_names,
-        action="extend",
-        default=[],
-        metavar="HOST",
-        help="a DNS name or IP address of the server; with a new CA or a request of the server",
-    )
+    _add_host(sign, "with a new CA or a request of the server")
     sign.add_argument("--days", type=int, help="validity of the certificates (default: 365)")
     pin = parsers["pin"]
     pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
@@ -250,7 +242,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
         _print_kits(kits)
         if dropped:
             print(f"server: its certificate no longer names {', '.join(dropped)}, because --host replaces all names.")
-        print(f"The former kits are in {args.out / 'retired'}, if they were here.")
+        print(f"Any former kits in this folder were moved to {args.out / 'retired'}.")
         good = provision.find_valid_predecessors(args.out, kits)
         if good:
             print(f"{', '.join(good)}: the former certificate stays valid until it expires.")

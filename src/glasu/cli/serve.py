@@ -1,8 +1,8 @@
-"""glasu serve: run the server of a training between organisations.
+"""glasu serve: run the server of a training run between organisations.
 
 The server waits for the parties of its kit's roster, sends them the settings and aggregates their messages. It needs no
 data and loads neither torch nor PyG. After a crash, start the same command again: it continues. It writes report.json.
-With --predict it serves one prediction instead and writes prediction.json. After a training with party dropout, the
+With --predict it serves one prediction instead and writes prediction.json. After training with party dropout, the
 connected parties predict without those that are absent for --wait seconds. With --align it serves one private alignment
 of the parties' ids (`glasu align`) and writes alignment.json.
 """
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_file(parser)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address that the parties connect to")
     parser.add_argument(
-        "--predict", action="store_true", help="serve a prediction with the trained models instead of a training"
+        "--predict", action="store_true", help="serve a prediction with the trained models instead of training"
     )
     parser.add_argument(
-        "--align", action="store_true", help="serve a private alignment of the parties' ids instead of a training"
+        "--align", action="store_true", help="serve a private alignment of the parties' ids instead of training"
     )
     add_max_ids(parser, "with --align: ")
     add_server_options(parser)

@@ -12,8 +12,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_extensions, add_policy, add_run_file, make_output_folder, parse_path, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from glasu.config import RunConfig
+    from glasu.report import RunReport
 
 INTERRUPTED = "start the same command again to resume after the last checkpoint"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
@@ -40,8 +47,7 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
     from glasu.cli.log import LineLog
-    from glasu.cli.progress import show_progress
-    from glasu.runtime.output_dir import find_finished_run, refuse_contents_of_others, remove_finished_run
+    from glasu.runtime.output_dir import find_finished_run, refuse_contents_of_others
 
     refuse_contents_of_others(args.out, "train")
     with LineLog("glasu train: ", quiet=args.quiet):
@@ -50,49 +56,57 @@ def run(args: argparse.Namespace) -> None:
             again = "to train again, give --fresh or another --out"
             print(f"{args.out}: this run is finished, see report.json there; {again}.")
             return
-        out = make_output_folder(args.out)
-
-        from glasu.config import describe_profile
-        from glasu.data.sources.catalog import load_data, load_parties
-        from glasu.data.statistics import describe_size
-        from glasu.files import write_atomically
-        from glasu.runtime.baselines import compare_baselines, list_settings, train_baselines
-        from glasu.runtime.checkpointing import hold_checkpoint_folder
-        from glasu.runtime.ledger_file import LEDGERS
-        from glasu.runtime.policy_file import find_policies
-        from glasu.runtime.simulation import SimulationOptions, simulate
-        from glasu.runtime.trained_model import TrainedModel, remove_model
-        from glasu.runtime.transcript import TRANSCRIPT
-
-        loaded = load_data(config)
-        policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
-        profile = [line] if (line := describe_profile(config)) else []
-        about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
-        with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
-            if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
-                remove_finished_run(out)
-                remove_model(out / "model")
-            with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
-                options = SimulationOptions(
-                    observer=observer,
-                    notes=loaded.notes,
-                    checkpoints=checkpoints,
-                    fresh=args.fresh,
-                    ledgers=out / LEDGERS,
-                    policies=policies,
-                    transcript=out / TRANSCRIPT if args.transcript else None,
-                )
-                simulation = simulate(loaded.parties, config, options)
-            TrainedModel.of(simulation.clients).save(out / "model")
-            report = simulation.report
-            if args.baselines:
-                tried = list_settings(config, report.race)
-                report = replace(report, baselines=train_baselines(tried, load_parties))
-            write_atomically(out / "report.json", report.to_json().encode())
-            for path in checkpoints.glob("*.checkpoint"):
-                path.unlink()
+        report = _train(args, config, make_output_folder(args.out))
     print(report.summary())
     if report.privacy.differential_privacy is not None:
         print(report.privacy.differential_privacy)
     if args.baselines:
+        from glasu.runtime.baselines import compare_baselines
+
         print(compare_baselines(report, report.baselines))
+
+
+def _train(args: argparse.Namespace, config: RunConfig, out: Path) -> RunReport:
+    """Train, and write the model and the report to the output folder."""
+    from glasu.cli.progress import show_progress
+    from glasu.config import describe_profile
+    from glasu.data.sources.catalog import load_data, load_parties
+    from glasu.data.statistics import describe_size
+    from glasu.files import write_atomically
+    from glasu.runtime.baselines import list_settings, train_baselines
+    from glasu.runtime.ledger_file import LEDGERS
+    from glasu.runtime.output_dir import remove_finished_run
+    from glasu.runtime.policy_file import find_policies
+    from glasu.runtime.simulation import SimulationOptions, simulate
+    from glasu.runtime.simulation_checkpoints import hold_checkpoint_folder
+    from glasu.runtime.trained_model import TrainedModel, remove_model
+    from glasu.runtime.transcript import TRANSCRIPT
+
+    loaded = load_data(config)
+    policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
+    profile = [line] if (line := describe_profile(config)) else []
+    about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
+    with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
+        if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
+            remove_finished_run(out)
+            remove_model(out / "model")
+        with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:
+            options = SimulationOptions(
+                observer=observer,
+                notes=loaded.notes,
+                checkpoints=checkpoints,
+                fresh=args.fresh,
+                ledgers=out / LEDGERS,
+                policies=policies,
+                transcript=out / TRANSCRIPT if args.transcript else None,
+            )
+            simulation = simulate(loaded.parties, config, options)
+        TrainedModel.of(simulation.clients).save(out / "model")
+        report = simulation.report
+        if args.baselines:
+            tried = list_settings(config, report.race)
+            report = replace(report, baselines=train_baselines(tried, load_parties))
+        write_atomically(out / "report.json", report.to_json().encode())
+        for path in checkpoints.glob("*.checkpoint"):
+            path.unlink()
+    return report

@@ -68,12 +68,12 @@ def assign_edges(graph: Graph, num_clients: int, concentration: float, seed: int
 
 
 def draw_shares(count: int, concentration: float, stream: Stream) -> NDArray[np.float64]:
-    """Draw shares with the sum 1 from the symmetric Dirichlet distribution."""
+    """Draw shares that add up to 1 from the symmetric Dirichlet distribution."""
     return stream.numpy().dirichlet(np.full(count, concentration))
 
 
 def _draw_bits(clients: range, edge_fraction: float, seed: int) -> Draw:
-    """Return draws of the clients that keep an edge: bit b is the b-th client."""
+    """Return a function that draws which clients keep an edge: bit b is set if the b-th client keeps it."""
     streams = [Stream(seed, "edges", client=client).numpy() for client in clients]
 
     def draw(count: int) -> NDArray[np.uint8]:
@@ -86,7 +86,7 @@ def _draw_bits(clients: range, edge_fraction: float, seed: int) -> Draw:
 
 
 def _draw_owner(shares: NDArray[np.float64], dtype: np.dtype[Any], seed: int) -> Draw:
-    """Return draws of the one client that gets an edge."""
+    """Return a function that draws the only client that gets an edge."""
     stream, heights = Stream(seed, "edge owners").numpy(), np.cumsum(shares)[:-1]
     return lambda count: np.searchsorted(heights, stream.random(count), side="right").astype(dtype)
 

@@ -29,7 +29,7 @@ from glasu.records import parse_toml, read_record, to_plain
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from glasu.config import Missing
+    from glasu.config_sections import Missing
 
 PARTY_SCHEMA = 1
 PARTY_FILE = "party.toml"
@@ -286,7 +286,7 @@ def _make_edge_columns(party: PartyData, manifest: PartyManifest) -> Columns:
 
 
 def _find_table(folder: Path, what: str, name: str | None) -> Path:
-    """Return the path of the nodes or edges."""
+    """Return the path of the table of nodes or edges."""
     if name is not None:
         if Path(name).suffix.removeprefix(".") not in FORMATS:
             raise DataError(f"{folder / PARTY_FILE}: {what}={name!r}: the file must end in .{' or .'.join(FORMATS)}.")

@@ -19,7 +19,7 @@ from glasu.errors import DataError
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
-EDGE_BYTES = 8  # an edge takes 4 to 8 bytes; used to turn the size of a piece into a number of edges
+EDGE_BYTES = 8  # upper bound of the bytes of an edge; converts the size of a piece to a number of edges
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glasu import registry
-from glasu.config import EVERY_PARTY, ModelConfig, Override, RunConfig
+from glasu.config import ModelConfig, Override, RunConfig
+from glasu.config_sections import EVERY_PARTY
 from glasu.errors import DataError
 from glasu.records import Sections
 
@@ -165,8 +166,3 @@ def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]
         if getattr(getattr(config, section), key) != value
     }
     return config.replace(**prescribed), overridden
-
-
-def prepare_parties(config: RunConfig, parties: Sequence[PartyData]) -> list[PartyData]:
-    """Restrict or extend the parties' data as the method requires. Labels are not checked."""
-    return find_method(config).prepare(parties)

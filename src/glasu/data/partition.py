@@ -265,8 +265,8 @@ def draw_splits_per_class(labels: Labels, per_class: int, num_validation: int, n
 def draw_splits_by_fraction(labels: Labels, fractions: tuple[float, float, float], seed: int) -> Splits:
     """Draw fractions of the labelled nodes for training, validation and test, class by class.
 
-    Every class with a labelled node gets at least one training node. Nodes with several labels, or with a number, are
-    drawn as one class.
+    Every class with a labelled node gets at least one training node. In multi-label and regression tasks all labelled
+    nodes are drawn as one class.
     """
     if labels.ndim == 2 or are_numbers(labels):
         groups = [np.flatnonzero(have_labels(labels))]

@@ -135,7 +135,7 @@ class PartyData:
             self._check_numbers(labels, where)
             return
         if count < 2:
-            raise DataError(f"{where}: labels of {count} class(es); a classifier needs at least two.")
+            raise DataError(f"{where}: the labels have {count} class(es); a classifier needs at least two.")
         high = 1 if labels.ndim == 2 else count - 1
         if labels.ndim == 2 and labels.shape[1] != count:
             raise DataError(f"{where}: {labels.shape[1]} label columns for {count} classes.")
@@ -149,8 +149,8 @@ class PartyData:
     def _check_numbers(self, labels: Labels, where: str) -> None:
         if self.classes or labels.ndim != 1:
             raise DataError(
-                f"{where}: labels of shape {labels.shape} and type {labels.dtype} for {len(self.classes)} classes; "
-                "classes need integers, and numbers to predict need one float per node and no classes."
+                f"{where}: labels have shape {labels.shape} and type {labels.dtype}, with {len(self.classes)} classes; "
+                "give integer labels for classification, or one float per node and no classes for regression."
             )
         labels = labels.astype(np.float64, copy=False)
         huge = np.flatnonzero(np.abs(labels) > MAX_LABEL)
@@ -200,7 +200,7 @@ class PartyData:
         return measure_mean_length(self.features)
 
     def cache_key(self) -> str | None:
-        """Return the cache key of ids, features and edges, or None if one of them is not from that entry."""
+        """Return the cache key of ids, features and edges; None if one of them does not come from that cache entry."""
         own = self.checked
         same = own is not None and own.ids is self.ids and own.features is self.features and own.graph is self.graph
         return own.key if own is not None and same else None

@@ -5,10 +5,10 @@ This module imports without numpy, because `glasu provision` uses it.
 
 from __future__ import annotations
 
-from glasu.config import EVERY_PARTY
+from glasu.config_sections import EVERY_PARTY
 from glasu.errors import DataError
 
-MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including our endings
+MAX_CHARACTERS, MAX_NAME_BYTES = 100, 200  # a file name has at most 255 bytes, including its suffixes
 
 
 def check_party_name(name: str) -> None:

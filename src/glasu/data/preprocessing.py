@@ -103,13 +103,13 @@ def measure_mean_length(features: Features) -> float:
 
 
 def _average_roots(squares: NDArray[np.float64]) -> float:
-    """Return the mean of the square roots, without zeros."""
+    """Return the mean of the square roots of the values that are not zero."""
     roots = np.sqrt(squares[squares > 0])
     return float(roots.mean()) if len(roots) else 0.0
 
 
 def _find_row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of each stored value of a sparse matrix."""
+    """Return the row number of each stored value of a sparse matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 
@@ -238,8 +238,9 @@ class _Columns:
 def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Preparation:
     """Choose the treatment of each column from its values at all nodes. The input scale stays 1.
 
-    - One value: the column is dropped. If all columns are like this, the first one is kept and becomes 1.
-    - Two values: the column is unchanged if they are 0 and 1. Otherwise one becomes 0 and the other 1 or -1; 0 stays 0.
+    - One value: the column is dropped. If all columns have one value, the first column is kept and becomes 1.
+    - Two values: the column is unchanged if they are 0 and 1. Otherwise one value becomes 0, the other 1 or -1; a value
+      0 stays 0.
     - One value is more frequent than all others together, like 0 in bags of words: it becomes 0, and the median
       distance of the other values from it becomes 1.
     - Otherwise: the median becomes 0, and the distance between the quartiles becomes that of a standard normal
@@ -344,11 +345,11 @@ def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -
         if third > first and 2 * (count - len(others)) <= count:
             return centre, (third - first) / NORMAL_IQR
     spread = float(np.median(np.abs(others - centre))) if len(others) else 0.0
-    return centre, spread or max(high - centre, centre - low)  # if all measured rows are equal
+    return centre, spread or max(high - centre, centre - low)  # the range, if all measured values are equal
 
 
 def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:
-    """Return the mean length of the prepared rows that are not zero, at the measured rows."""
+    """Return the mean length of the prepared rows at the measured nodes, without rows that are zero."""
     rows, squares = choose_measured_rows(features.shape[0]), []
     size = max(1, piece_bytes // (32 * features.shape[1])) if isinstance(features, np.ndarray) else len(rows)
     for start in range(0, len(rows), max(1, size)):

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glasu import registry
-from glasu.config import RunConfig, TrainConfig, find_release_layer, list_open_keys
+from glasu.config import RunConfig, TrainConfig, list_open_keys
+from glasu.config_checks import find_release_layer
 from glasu.data.methods import keeps_scores
 from glasu.records import FlatSettings, Sections
 
@@ -82,7 +83,7 @@ class Candidate:
         optimizer = self.suggestions.get("train", {}).get("optimizer", TrainConfig.optimizer)
         other_optimizer = "optimizer" in config.train.given and config.train.optimizer != optimizer
         for section, key, value in _list_keys(self.suggestions):
-            if key == "learning_rate" and other_optimizer:  # its steps have another scale
+            if key == "learning_rate" and other_optimizer:  # the rate suits only the suggested optimizer
                 continue
             if key not in getattr(config, section).given:
                 changes.setdefault(section, {})[key] = value
@@ -94,8 +95,9 @@ class Preset:
     """A list of candidates, in order of preference."""
 
     candidates: tuple[Candidate, ...] = ()
-    chooses_layer: bool = False  # the layer of `train.release = "once"`
-    deep: Candidate | None = None  # if no candidate fits: for more than two layers without skip connections
+    chooses_layer: bool = False  # whether the preset chooses the layer of `train.release = "once"`
+    # fallback if no candidate fits and the model has more than two layers without skip connections
+    deep: Candidate | None = None
 
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
         """Return the candidates that do not contradict the keys that are set, and the settings of each candidate.
@@ -216,7 +218,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
 
 
 def find_race_obstacle(config: RunConfig) -> str:
-    """Return the setting that allows no race, so that the rules decide alone, and why; an empty string if none does."""
+    """Return why these settings allow no race, so that rules alone decide; an empty string if they allow one."""
     if keeps_scores(config):
         return "the server has no validation scores"
     if config.wire.feedback:

@@ -11,7 +11,7 @@ from glasu.data.sources import Statistics, find_source
 
 
 def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *, divided: bool = False) -> Statistics:
-    """Count as the paper does.
+    """Count nodes, edges, features and classes as the paper does.
 
     Args:
         parties: one graph that is divided among the clients, or the data of each party.

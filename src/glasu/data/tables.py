@@ -48,7 +48,7 @@ class Table:
     def names(self) -> str:
         """Describe the columns. The first line of a CSV file may be data, so it is not quoted."""
         if self.path.suffix == ".csv":
-            return f"its first line names {len(self.columns)} other{'s' * (len(self.columns) != 1)}"
+            return f"its first line names {len(self.columns)} other column{'s' * (len(self.columns) != 1)}"
         return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
 
     def explain(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
@@ -141,7 +141,7 @@ class Table:
 
         Args:
             name: the name of the column.
-            ids: all ids, as a pyarrow array.
+            ids: all known ids, as a pyarrow array.
             why: the reason why ids must be integers; the error quotes it.
             rule: the error text for an id that is not in the list.
         """

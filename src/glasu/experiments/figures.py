@@ -10,26 +10,27 @@ from statistics import fmean
 from glasu.experiments.plan import Plan
 from glasu.experiments.results import RunResult
 from glasu.experiments.tables import TextTable, group_by_cell
-from glasu.html_report import draw_curves, render_page, render_table
+from glasu.html_report import draw_curves, render_page
+from glasu.html_table import render_table
 
 AXES = {"round": "rounds", "bytes": "megabytes sent by all parties", "seconds": "CPU seconds"}
 
 
 def render(tables: Sequence[TextTable], results: Sequence[RunResult], origin: str, plan: Plan) -> str:
     """Return the page; `origin` names the command and versions."""
-    body = "".join(_section(table) for table in tables)
+    body = "".join(_render_section(table) for table in tables)
     cells = group_by_cell(results)
     for dataset in dict.fromkeys(dataset for dataset, _, _ in cells):
         methods = {
             run.method: cells.get((dataset, run.method, run.setting)) for run in plan.list_cells("accuracy", [dataset])
         }
-        body += _plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
+        body += _render_plots(f"{dataset}: validation accuracy of the methods", methods, list(AXES))
         backbones: dict[str, Sequence[RunResult] | None] = {
             run.config.model.backbone: cells.get((dataset, run.method, run.setting))
             for run in plan.list_cells("backbones", [dataset])
         }
         if sum(found is not None for found in backbones.values()) > 1:
-            body += _plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
+            body += _render_plots(f"{dataset}: validation accuracy of the backbones", backbones, ["round", "seconds"])
     return render_page(
         "The paper's experiments",
         "Each figure is the mean over the seeds. Models are chosen on validation nodes; test nodes are used once, at "
@@ -39,12 +40,12 @@ def render(tables: Sequence[TextTable], results: Sequence[RunResult], origin: st
     )
 
 
-def _section(table: TextTable) -> str:
+def _render_section(table: TextTable) -> str:
     title, note = html.escape(table.title), html.escape(table.note)
     return f"<h2>{title}</h2><p>{note}</p>{render_table(table.headings, table.rows, table.words)}"
 
 
-def _plots(title: str, found: Mapping[str, Sequence[RunResult] | None], axes: Sequence[str]) -> str:
+def _render_plots(title: str, found: Mapping[str, Sequence[RunResult] | None], axes: Sequence[str]) -> str:
     named = {name: results for name, results in found.items() if results}
     if not named:
         return ""

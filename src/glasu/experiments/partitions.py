@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from glasu.config import EVERY_PARTY, RunConfig
+from glasu.config import RunConfig
+from glasu.config_sections import EVERY_PARTY
 from glasu.records import FlatSettings, Sections
 
 COLUMNS = {  # heading -> method

@@ -41,7 +41,7 @@ STOP_AT = {
     "citeseer": 0.73,
     "pubmed": 0.83,
     "dblp_authors": 0.9,
-}  # target accuracy of `stale` on validation
+}  # data set -> validation accuracy at which a run of the table `stale` stops
 QUICK_SHARE = 4  # --quick trains for a quarter of the rounds
 TWO = ("pubmed", "dblp_authors")  # dblp_authors replaces Amsterdam, whose features are not available
 DATASETS: dict[str, tuple[str, ...]] = {  # table -> its data sets
@@ -139,7 +139,7 @@ class Plan:
         return runs
 
     def choose_datasets(self, table: str, *, quick: bool = False) -> Sequence[str]:
-        """Return the data sets of a table; a quick try of a large table has fewer."""
+        """Return the data sets of a table; with `quick`, only some data sets of a large table."""
         chosen = self.datasets[table]
         return [name for name in chosen if name in QUICK_DATASETS.get(table, chosen)] if quick else chosen
 
@@ -149,11 +149,11 @@ class Plan:
             found = [run for dataset in datasets for row in self.list_partitions(dataset) for run in row.runs.values()]
             return list({str(run): run for run in found if isinstance(run, Run)}.values())
         cells = {
-            "accuracy": self._accuracy,
-            "lazy": self._lazy,
-            "stale": self._stale,
-            "clients": self._clients,
-            "backbones": self._backbones,
+            "accuracy": self._list_accuracy_runs,
+            "lazy": self._list_lazy_runs,
+            "stale": self._list_stale_runs,
+            "clients": self._list_clients_runs,
+            "backbones": self._list_backbones_runs,
         }[table]
         return [
             Run(dataset, method, describe_setting(method, config), config.train.seed, config)
@@ -177,7 +177,7 @@ class Plan:
     def _make_partition_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
         """Return a run of the table of partitions.
 
-        Pooled data does not depend on the partition, so all rows of a data set share this run.
+        Pooled data does not depend on the partition, so all table rows of one data set share this run.
         """
         if method == "centralized":
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
@@ -188,27 +188,27 @@ class Plan:
         name = f"glasu-{config.train.num_local_steps}" if method == "glasu" else method
         return Run(dataset, name, f"{where} {describe_setting(name, config)}", config.train.seed, config)
 
-    def _accuracy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+    def _list_accuracy_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield every method."""
         for method in METHOD_SETTINGS:
             yield method, self.settings(dataset, method, "gcnii")
 
-    def _lazy(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+    def _list_lazy_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield GLASU-4 with a decreasing number of aggregation layers."""
         for layers in LAYERS.values():
-            yield "glasu-4", self._glasu_4(dataset).replace(model={"aggregation_layers": layers})
+            yield "glasu-4", self._find_glasu_4_settings(dataset).replace(model={"aggregation_layers": layers})
 
-    def _stale(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+    def _list_stale_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield GLASU with an increasing number of local steps, up to a target accuracy or a limit of steps."""
         if dataset not in self.stop_at:
             return
-        config = self._glasu_4(dataset)
+        config = self._find_glasu_4_settings(dataset)
         steps = config.train.num_rounds * config.train.num_local_steps
         for Q in STALENESS:
             goal = {"num_rounds": max(1, steps // Q), "evaluate_every": 1, "stop_at": self.stop_at[dataset]}
             yield "glasu-4", config.replace(train={"num_local_steps": Q, **goal})
 
-    def _clients(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+    def _list_clients_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield runs with an increasing number of clients, for data sets that consist of one graph."""
         if dataset in NATURAL_RELATIONS or dataset in CITIES:
             return
@@ -217,12 +217,12 @@ class Plan:
             for count in CLIENT_COUNTS:
                 yield method, self.settings(dataset, method, "gcnii").replace(data={"num_clients": count})
 
-    def _backbones(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
+    def _list_backbones_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield GLASU-4 with three graph neural networks."""
         for backbone in COMPARED_BACKBONES:
             yield "glasu-4", self.settings(dataset, "glasu-4", backbone)
 
-    def _glasu_4(self, dataset: str) -> RunConfig:
+    def _find_glasu_4_settings(self, dataset: str) -> RunConfig:
         return self.settings(dataset, "glasu-4", "gcnii")
 
 

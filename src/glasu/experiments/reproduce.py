@@ -61,7 +61,7 @@ def reproduce(
         datasets: names of data sets; None: those of each table that are available.
         seeds: number of seeds, from 0.
         jobs: number of runs at the same time, one process each.
-        quick: train for a quarter of the rounds; of a large table, only some data sets.
+        quick: train for a quarter of the rounds, and run only some data sets of a large table.
         methods: names of methods, as in results.csv; None: all methods of each table.
         command: the command line; the tables begin with it.
         plan: the runs of each table; by default those of the paper.

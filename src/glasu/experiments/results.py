@@ -153,17 +153,17 @@ def _read(path: Path) -> StoredResult | None:
 
 def format_csv(results: Iterable[RunResult]) -> str:
     """Return results.csv."""
-    return _csv([item.name for item in fields(Row)], (astuple(result.row) for result in results))
+    return _format_csv([item.name for item in fields(Row)], (astuple(result.row) for result in results))
 
 
 def format_curves_csv(results: Iterable[RunResult]) -> str:
     """Return curves.csv: one line per evaluation of every run."""
     heads = ("dataset", "method", "setting", "seed", *(item.name for item in fields(CurvePoint)))
     lines = ((*result.cell, result.row.seed, *astuple(point)) for result in results for point in result.curve)
-    return _csv(heads, lines)
+    return _format_csv(heads, lines)
 
 
-def _csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+def _format_csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)

@@ -36,7 +36,7 @@ from glasu.experiments.space import (
 )
 from glasu.files import hold_folder, write_atomically
 from glasu.model.task import Metric, make_task
-from glasu.records import to_plain
+from glasu.records import FlatSettings, to_plain
 
 if TYPE_CHECKING:
     from glasu.experiments.study import FinishedTrial, StartedTrial
@@ -125,7 +125,7 @@ def _run(search: _Search) -> SearchResult:
 
     options, config, space = search.options, search.config, search.space
     metric = make_task(config.train).selected_by
-    with open_study(options.out / "study.db", _settings(search)) as storage:
+    with open_study(options.out / "study.db", _list_settings(search)) as storage:
         study = Study(storage, space, SearchSampler(options.sampler), config.train.seed, space.point_of(config))
         finished = study.list_finished()
         work = functools.partial(_run_trial, Terms(config, options.seeds, options.max_bytes))
@@ -168,7 +168,7 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
     )
 
 
-def _settings(search: _Search) -> dict[str, Any]:
+def _list_settings(search: _Search) -> FlatSettings:
     """Return the settings that decide the trials, as plain values. They do not include the location of the data."""
     run = {**search.config.flatten(), "data.parties": search.config.data.parties}
     space = {
@@ -176,7 +176,7 @@ def _settings(search: _Search) -> dict[str, Any]:
         for key, values in search.space.keys.items()
     }
     more = {"sampler": search.options.sampler, "seeds": search.options.seeds, "max_bytes": search.options.max_bytes}
-    plain: dict[str, Any] = json.loads(json.dumps({**run, **space, **more}))
+    plain: FlatSettings = json.loads(json.dumps({**run, **space, **more}))
     return plain
 
 
@@ -190,18 +190,19 @@ def _write(search: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | 
 
     Of trials with equal scores, the one with the fewest bytes is the best, then the earlier one.
     """
-    write_atomically(search.options.out / "trials.csv", _table(search.space, trials).encode())
+    write_atomically(search.options.out / "trials.csv", _format_table(search.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
     if not complete:
         return None
     best = min(complete, key=lambda trial: (-(trial.outcome.score or 0.0), trial.outcome.bytes or 0, trial.number))
     write_atomically(
-        search.options.out / "best.toml", (_origin(search, trials, best) + _run_file(search, best)).encode()
+        search.options.out / "best.toml",
+        (_describe_origin(search, trials, best) + _format_run_file(search, best)).encode(),
     )
     return best
 
 
-def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
+def _format_table(space: Space, trials: Sequence[FinishedTrial]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["trial", "state", "validation", *space.keys, "best_round", "bytes", "seconds", "note"])
@@ -212,7 +213,7 @@ def _table(space: Space, trials: Sequence[FinishedTrial]) -> str:
     return text.getvalue()
 
 
-def _origin(search: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
+def _describe_origin(search: _Search, trials: Sequence[FinishedTrial], best: FinishedTrial) -> str:
     """Return the comment at the head of best.toml: command and result."""
     options = search.options
     words = [options.run_file.name, "--space", Path(str(options.space)).name, "--sampler", options.sampler]
@@ -230,7 +231,7 @@ def _origin(search: _Search, trials: Sequence[FinishedTrial], best: FinishedTria
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
-def _run_file(search: _Search, best: FinishedTrial) -> str:
+def _format_run_file(search: _Search, best: FinishedTrial) -> str:
     """Return the settings as TOML: the keys of the run file and of --set, and those of the best trial."""
     written = search.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}

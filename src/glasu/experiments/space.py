@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib import resources
@@ -16,9 +16,9 @@ from typing import Any
 
 from glasu.config import RunConfig, read_sections, suggest
 from glasu.errors import ConfigError
-from glasu.records import RecordError, describe, read_record
+from glasu.records import FlatSettings, RecordError, Sections, SettingValue, describe, read_record
 
-Point = dict[str, Any]  # {"train.learning_rate": 0.01, ...}
+Point = dict[str, SettingValue]  # {"train.learning_rate": 0.01, ...}
 TRIED = 300  # number of combinations that are checked with RunConfig before a search
 FIXED = ("evaluate_nodes", "labels", "method", "sampled_evaluation", "seed", "task")  # keys of [train] that do not vary
 SPACES = Path(str(resources.files("glasu.experiments"))) / "spaces"
@@ -141,7 +141,7 @@ def format_point(point: Point) -> str:
     )
 
 
-def apply_point(config: RunConfig, point: Mapping[str, Any]) -> RunConfig:
+def apply_point(config: RunConfig, point: FlatSettings) -> RunConfig:
     """Return the config with the keys of a point changed."""
     sections: dict[str, Any] = config.to_dict()
     for key, value in point.items():
@@ -169,14 +169,14 @@ def read_space(name: str | Path, config: RunConfig) -> Space:
         raise ConfigError(f"space {name}: is unknown; give a .toml file or a built-in space{suggest(name, known)}")
     try:
         space = Space(_read_keys(read_sections(Path(name) if name.endswith(".toml") else SPACES / f"{name}.toml")))
-        for point in _samples(space):
+        for point in _list_samples(space):
             apply_point(config, point)
     except (ConfigError, RecordError) as error:
         raise ConfigError(f"space {name}: {str(error).removeprefix('the config: ')}") from None
     return space
 
 
-def _read_keys(sections: Mapping[str, Any]) -> dict[str, Choices | Range]:
+def _read_keys(sections: Sections) -> dict[str, Choices | Range]:
     keys: dict[str, Choices | Range] = {}
     for section, items in sections.items():
         require(isinstance(items, dict), f"{section}={describe(items)}", "must be in a section such as [train].")
@@ -200,7 +200,7 @@ def _divides(step: float, low: float, high: float) -> bool:
     return (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)) == 0
 
 
-def _samples(space: Space) -> Iterator[Point]:
+def _list_samples(space: Space) -> Iterator[Point]:
     """Yield all combinations of choices and bounds.
 
     If there are too many, yield random combinations, and before them some in which every value occurs.

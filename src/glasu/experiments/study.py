@@ -25,7 +25,7 @@ from glasu.errors import ConfigError, DataError
 from glasu.experiments.space import Choices, Point, Range, SearchSampler, Space, format_point, label
 from glasu.experiments.trial import MARKS, Outcome
 from glasu.randomness import Stream
-from glasu.records import describe, read_record
+from glasu.records import FlatSettings, describe, read_record
 
 STUDY_NAME = "glasu search"
 FIRST_PRUNED = 5  # number of complete trials before a trial can be pruned
@@ -90,7 +90,7 @@ class Study:
         if point is not None:
             self._study.enqueue_trial({key: label(value) for key, value in point.items()})
         self._study.sampler = self._sampler_of(number)
-        trial = self._study.ask({key: _distribution(values) for key, values in self._space.keys.items()})
+        trial = self._study.ask({key: _make_distribution(values) for key, values in self._space.keys.items()})
         trial.set_user_attr("number", number)
         self._running[number] = trial
         return StartedTrial(number, self._decode(trial.params), _find_goals(finished))
@@ -143,7 +143,7 @@ def _find_goals(finished: list[FinishedTrial]) -> dict[int, float]:
     }
 
 
-def _distribution(values: Choices | Range) -> BaseDistribution:
+def _make_distribution(values: Choices | Range) -> BaseDistribution:
     if isinstance(values, Choices):
         return CategoricalDistribution(values.labels)
     if values.is_integer:
@@ -156,7 +156,7 @@ def _list_ended(study: optuna.Study) -> list[FrozenTrial]:
 
 
 @contextmanager
-def open_study(path: Path, settings: Mapping[str, Any]) -> Iterator[optuna.Study]:
+def open_study(path: Path, settings: FlatSettings) -> Iterator[optuna.Study]:
     """Open or create the study in a file; refuse the file of a search with other settings.
 
     Args:
@@ -193,7 +193,7 @@ def _load(storage: optuna.storages.RDBStorage) -> optuna.Study:
     return optuna.create_study(storage=storage, study_name=STUDY_NAME, direction="maximize", load_if_exists=True)
 
 
-def _refuse_other(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_other(path: Path, before: FlatSettings, now: FlatSettings) -> None:
     for key in (*now, *before):
         if before.get(key) != now.get(key):
             raise ConfigError(

@@ -49,8 +49,7 @@ class Cells:
 def make_tables(results: Iterable[RunResult], plan: Plan | None = None) -> list[TextTable]:
     """Make every table that has a row."""
     cells = Cells(plan or Plan(), group_by_cell(results))
-    made = (make(cells) for make in (_accuracy, _relations, _lazy, _stale, _clients, _backbones, _partitions))
-    return [table for table in made if table.rows]
+    return [table for make in TABLE_MAKERS if (table := make(cells)).rows]
 
 
 def group_by_cell(results: Iterable[RunResult]) -> dict[tuple[str, str, str], list[RunResult]]:
@@ -65,13 +64,13 @@ def to_markdown(made: Sequence[TextTable], origin: str = "") -> str:
     """Return the tables as one Markdown page; `origin` is the first line."""
     parts = [f"{origin}\n"] if origin else []
     for table in made:
-        lines = [f"## {table.title}", "", table.note, "", _line(table.headings)]
-        lines.append(_line(["---"] * table.words + ["---:"] * (len(table.headings) - table.words)))
-        parts.append("\n".join([*lines, *(_line(row) for row in table.rows)]) + "\n")
+        lines = [f"## {table.title}", "", table.note, "", _format_line(table.headings)]
+        lines.append(_format_line(["---"] * table.words + ["---:"] * (len(table.headings) - table.words)))
+        parts.append("\n".join([*lines, *(_format_line(row) for row in table.rows)]) + "\n")
     return "\n".join(parts)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _format_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -110,7 +109,7 @@ def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[RunResult]]]) -> list[
     return [(run, [result for result in results if result.row.seed in common]) for run, results in rows if common]
 
 
-def _accuracy(cells: Cells) -> TextTable:
+def _make_accuracy_table(cells: Cells) -> TextTable:
     rows = [
         (
             run.dataset,
@@ -129,7 +128,7 @@ def _accuracy(cells: Cells) -> TextTable:
     )
 
 
-def _relations(cells: Cells) -> TextTable:
+def _make_relations_table(cells: Cells) -> TextTable:
     rows = []
     for dataset in [name for name in cells.datasets if name in NATURAL_RELATIONS]:
         found = {run.method: results for run, results in cells.find("accuracy", dataset)}
@@ -145,7 +144,7 @@ def _relations(cells: Cells) -> TextTable:
     return TextTable("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
 
 
-def _lazy(cells: Cells) -> TextTable:
+def _make_lazy_table(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         compared = _keep_common_seeds(cells.find("lazy", dataset))
@@ -182,7 +181,7 @@ def _format_saving(most: Sequence[RunResult], results: Sequence[RunResult], what
     return f"{100 * (1 - after / before):.1f}" if before else DASH
 
 
-def _stale(cells: Cells) -> TextTable:
+def _make_stale_table(cells: Cells) -> TextTable:
     rows = []
     for run, results in cells.find("stale"):
         Q, goal = run.config.train.num_local_steps, run.config.train.stop_at
@@ -209,7 +208,7 @@ def _stale(cells: Cells) -> TextTable:
     )
 
 
-def _clients(cells: Cells) -> TextTable:
+def _make_clients_table(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         found = _keep_common_seeds(cells.find("clients", dataset))
@@ -229,7 +228,7 @@ def _clients(cells: Cells) -> TextTable:
     return TextTable("Number of clients", note, headings, tuple(rows))
 
 
-def _backbones(cells: Cells) -> TextTable:
+def _make_backbones_table(cells: Cells) -> TextTable:
     rows = []
     for dataset in cells.datasets:
         found = cells.find("backbones", dataset)
@@ -246,7 +245,7 @@ def _backbones(cells: Cells) -> TextTable:
     return TextTable("Backbones", note, ("data set", "backbone", "layers", "validation", "test", *COST), tuple(rows))
 
 
-def _partitions(cells: Cells) -> TextTable:
+def _make_partitions_table(cells: Cells) -> TextTable:
     rows, impossible, headings = [], dict[str, None](), list[str]()
     for row in [row for dataset in cells.datasets for row in cells.plan.list_partitions(dataset)]:
         scores = {name: _score_by_seed(cells, row, name) for name in row.runs}
@@ -298,7 +297,7 @@ def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, f
 
 
 def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float], seeds: int) -> str:
-    """Format a mean with the paired difference to the compared method.
+    """Format a mean with the paired difference from the compared method.
 
     Args:
         found: scores by seed; None if the run is impossible.
@@ -329,3 +328,14 @@ def format_interval(differences: Sequence[float]) -> str:
 def _format_signed(value: float) -> str:
     """Format a value with its sign. A value that is rounded to zero becomes +0.0."""
     return f"{round(value, 1) + 0.0:+.1f}"
+
+
+TABLE_MAKERS = (  # in the order of the page
+    _make_accuracy_table,
+    _make_relations_table,
+    _make_lazy_table,
+    _make_stale_table,
+    _make_clients_table,
+    _make_backbones_table,
+    _make_partitions_table,
+)

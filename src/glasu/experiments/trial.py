@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from glasu.config import RunConfig
 from glasu.data.methods import find_method
@@ -19,6 +19,7 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments.space import apply_point
 from glasu.experiments.workers import load_once
 from glasu.model.optimizer import find_schedule
+from glasu.records import FlatSettings
 from glasu.timing import Clock
 
 if TYPE_CHECKING:  # a process that only waits for its workers does not load torch
@@ -34,18 +35,18 @@ class Terms:
 
     config: RunConfig  # the keys that do not vary
     seeds: int = 1
-    max_bytes: int | None = None  # byte limit per run; later evaluations do not count
+    max_bytes: int | None = None  # byte limit per run; evaluations above it do not count
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial. Over several seeds or single parties: the mean score, the latest round, the most bytes."""
+    """The result of a trial. If it has several seeds or single parties: the mean score, latest round and most bytes."""
 
-    state: Literal["complete", "pruned", "failed"]  # failed: diverged, or no evaluation within the budget
+    state: Literal["complete", "pruned", "failed"]  # failed: training diverged, or no evaluation was within the budget
     score: float | None = None  # best validation score; of a pruned trial, the best until it was stopped
     best_round: int | None = None
     bytes: int | None = None  # bytes sent until the best evaluation
-    num_rounds: int | None = None  # the configured number, or the number that fits into the budget with every seed
+    num_rounds: int | None = None  # the configured number, or the number that fits into the byte limit with every seed
     seconds: float = 0.0
     note: str = ""  # reason for a failure
     marks: tuple[float, ...] = ()  # the score at each mark; run i has the marks i * MARKS ... (i + 1) * MARKS - 1
@@ -68,14 +69,14 @@ def load_parties_once(config: RunConfig) -> Sequence[PartyData]:
 
 def run_trial(
     terms: Terms,
-    point: Mapping[str, Any],
+    point: FlatSettings,
     goals: Mapping[int, float] | None = None,
     workers: int | None = None,
     *,
     load: Load = load_parties_once,
     clock: Clock = time.perf_counter,
 ) -> Outcome:
-    """Train at one point of the space with every seed.
+    """Train with the settings of one point of the space, once per seed.
 
     Args:
         terms: the settings that all trials share.

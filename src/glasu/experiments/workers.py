@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Output = TypeVar("Output")
-KEPT_DATASETS = 4  # data sets or seeds kept in memory
+KEPT_DATASETS = 4  # loaded data sets that are kept in memory; two seeds of a data set count as two
 
 
 def run_tasks(
@@ -61,7 +61,7 @@ def run_tasks(
                     result = future.result()
                     yield running.pop(future), result
     except BrokenProcessPool:
-        unfinished = ", ".join(map(str, running.values() or [task]))  # a broken pool does not accept `task`
+        unfinished = ", ".join(map(str, running.values() or [task]))  # none runs if the pool refused the first task
         raise TrainingError(
             f"a process died; {unfinished} did not finish. If memory was short, use fewer --jobs. The same command "
             "continues from here."

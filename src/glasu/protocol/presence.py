@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glasu.config import FEWEST_SUMMED, RunConfig
+from glasu.config import RunConfig
+from glasu.config_checks import FEWEST_SUMMED
 from glasu.errors import AlignmentError, ConfigError
 from glasu.protocol.state import Identity
 from glasu.randomness import Stream

@@ -32,6 +32,8 @@ from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
 from glasu.wire.message_key import Phase
 
 MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
+KNOWN_SHARE = 0.5  # share of the nodes whose features the attacker knows
+SEED = 0  # seed of the attacker's draws
 KNOWN_LABELS = (1, 4)  # known labels per class, for model completion
 RESULT_HEADINGS = ("attack", "role", "target", "measure", "score", "chance", "own data")
 LABEL_SHARE, EDGE_SHARE, PART_R2 = "share of labels", "share of edges", "R2 of the part"
@@ -45,8 +47,6 @@ class Attacker:
     seen: Observation
     parties: Sequence[PartyData]
     target: int
-    known_share: float
-    seed: int
 
     @property
     def own(self) -> PartyData | None:
@@ -127,8 +127,6 @@ def attack_run(
     *,
     only: Sequence[str] = ("",),
     probabilities: Values | None = None,
-    known_share: float = 0.5,
-    seed: int = 0,
 ) -> list[AttackResult]:
     """Carry out every attack that the recorded run allows.
 
@@ -139,12 +137,10 @@ def attack_run(
             party that has the data: edges, or features that vary.
         only: the attacks whose names start with one of these words; by default all.
         probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
-        known_share: the share of the nodes whose features the attacker knows.
-        seed: the seed of the attacker's draws.
     """
     names = transcript.manifest.parties
     if [party.name for party in parties] != list(names):
-        raise ConfigError(f"the transcript is of the parties {', '.join(names)}; pass their data in this order.")
+        raise ConfigError(f"the transcript has the parties {', '.join(names)}; pass their data in this order.")
     labelled = next((party for party in parties if party.splits is not None), None)
     owner = transcript.config.train.label_owner
     found: list[AttackResult] = []
@@ -157,7 +153,7 @@ def attack_run(
                 has_data = HAS_DATA.get(name)
                 suited = [each for each in order if has_data is None or has_data(parties[names.index(each)])]
                 target = (suited or order)[0]
-                found += attack(Attacker(role, seen, parties, names.index(target), known_share, seed))
+                found += attack(Attacker(role, seen, parties, names.index(target)))
     if probabilities is not None and labelled is not None and labelled.splits is not None:
         found.append(attack_predictions(probabilities, labelled.splits))
     return [each for each in found if each.attack.startswith(tuple(only))]
@@ -196,8 +192,8 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
     )
     truth, known = known[nodes].astype(np.int64), known.astype(np.int64)
     own = np.empty((len(nodes), 0)) if attacker.own is None else _smooth_features(attacker.own)[nodes]
-    chance = labels.match_classes(labels.shuffle_labels(truth, attacker.seed), truth, classes)
-    alone = labels.match_classes(labels.cluster_rows(own, classes, attacker.seed), truth, classes) if own.size else 0.0
+    chance = labels.match_classes(labels.shuffle_labels(truth, SEED), truth, classes)
+    alone = labels.match_classes(labels.cluster_rows(own, classes, SEED), truth, classes) if own.size else 0.0
     baseline = max(chance, alone, float(np.bincount(truth).max() / len(truth)))
 
     def report(name: str, guesses: Classes, nodes: Classes) -> AttackResult:
@@ -205,7 +201,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
         return attacker.report(f"labels: {name}", LABEL_SHARE, score, chance, baseline, f"{len(nodes)} nodes")
 
     def cluster(rows: Values) -> Classes:
-        return labels.cluster_rows(labels.normalize_rows(rows), classes, attacker.seed)
+        return labels.cluster_rows(labels.normalize_rows(rows), classes, SEED)
 
     inputs: list[Values] = []
     if gradients:
@@ -215,7 +211,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
         inputs.append(labels.normalize_rows(summed))
         joint = next((each for each in joints if each.round == first.round), None)
         if joint is not None:
-            matched = labels.match_gradients(first.rows, joint.rows, classes, attacker.seed)
+            matched = labels.match_gradients(first.rows, joint.rows, classes, SEED)
             yield report("gradient matching, first round", matched, first.nodes)
             solved, right = _solve_with_public_seed(attacker, first, joint, classes), known[first.nodes]
             most = float(np.bincount(right).max() / len(right))
@@ -251,9 +247,9 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
 
 
 def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own: Values) -> Iterator[AttackResult]:
-    """Infer labels by model completion, given a few labels of each class. The input with the better score counts."""
+    """Infer labels by model completion, given a few labels of each class. The best score over all inputs counts."""
     for count in KNOWN_LABELS:
-        known = labels.choose_labelled(truth, count, attacker.seed)
+        known = labels.choose_labelled(truth, count, SEED)
         if known.all() or len(np.unique(truth[known])) < 2:
             continue
         unknown = truth[~known]
@@ -298,7 +294,7 @@ def _guess_features(
         return
     truth = truth[:, varies]
     words = float((truth != 0).mean()) < MANY_WORDS
-    known = features.choose_known(len(nodes), attacker.known_share, attacker.seed)
+    known = features.choose_known(len(nodes), KNOWN_SHARE, SEED)
     own = np.empty((len(nodes), 0))
     if attacker.own is not None:
         own = features.join_columns(_read_features(attacker.own), _smooth_features(attacker.own))[nodes]

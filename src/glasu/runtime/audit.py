@@ -109,7 +109,7 @@ class AuditedLedger(JsonRecord):
     repairs: int
     incomplete: bool  # whether the last line is incomplete
     fault: str | None  # why the chain is broken; records after the fault are not read
-    differential_privacy: SpentEpsilon | None  # of all releases with noise; None if there are none
+    differential_privacy: SpentEpsilon | None  # privacy spent by all releases with noise; None if there are none
     length: int  # number of records
     head: str  # the last chain value; empty if there is none
 
@@ -127,7 +127,7 @@ class AuditedLedger(JsonRecord):
 
 @dataclass(frozen=True)
 class _ReadLedger:
-    """A ledger with its evidence."""
+    """A ledger, its chain values, and the heads of other ledgers that it records."""
 
     report: AuditedLedger
     chains: tuple[str, ...]  # the chain value after each record
@@ -148,7 +148,7 @@ class _LedgerCollector:
         self._chains: list[str] = []
         self._remembered: list[tuple[str, LedgerHead]] = []
         self._runs: list[AuditedRun] = []
-        self._totals: list[dict[tuple[str, str, int, str], ReleaseTotal]] = []  # of each run
+        self._totals: list[dict[tuple[str, str, int, str], ReleaseTotal]] = []  # totals of each run
         self._accountant: Accountant | None = None  # counts the releases with noise; None if there are none
 
     def add(self, chain: str, record: LedgerRecord) -> None:

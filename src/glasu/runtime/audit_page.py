@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from glasu.html_table import render_table
 from glasu.privacy.policy import RELEASE_KINDS
 from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
 
@@ -104,7 +105,7 @@ def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[st
 <p>The attacks read the recorded messages of the run. Those that begin with "view of" compute its first round again,
 with a dishonest server. Only a score above both chance and the score with the attacker's own data is a leak. A better
 attack may recover more.</p>
-{_render_table(attacks[0], attacks[1:], WORDS)}
+{render_table(attacks[0], attacks[1:], WORDS)}
 """
     level = "bad" if audit.failures else "good"
     kinds = {total.kind: "" for ledger in audit.ledgers for run in ledger.runs for total in run.totals}
@@ -113,9 +114,9 @@ attack may recover more.</p>
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>GLASU audit</title><style>{PAGE_STYLE}</style></head><body>
-<h1>What left {_escape(_list_parties(audit))}</h1>
-<p>Folder <code>{_escape(audit.folder)}</code>, audited on {when}.</p>
-<p class="verdict {level}">{_escape(describe_verdict(audit))}</p>
+<h1>What left {html.escape(_list_parties(audit))}</h1>
+<p>Folder <code>{html.escape(audit.folder)}</code>, audited on {when}.</p>
+<p class="verdict {level}">{html.escape(describe_verdict(audit))}</p>
 {_render_checks(audit.checks)}
 <h2>Releases</h2>
 <p>Every release was recorded in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
@@ -123,7 +124,7 @@ protection. Protection <code>none</code> means that the server can read every nu
 content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
 {attacked}<h2>Kinds of content</h2>
-{_render_table(("kind", "meaning"), meanings, 2)}
+{render_table(("kind", "meaning"), meanings, 2)}
 <footer>A hash chain proves that no record was changed, moved or omitted. Only the heads that other parties recorded
 prove that the end is complete. A party that changes this program can release data without an entry.</footer>
 </body></html>
@@ -136,15 +137,15 @@ def _list_parties(audit: Audit) -> str:
 
 
 def _render_ledger(ledger: AuditedLedger) -> str:
-    parts = [f"<h2>Party {_escape(ledger.party)}</h2>"]
-    parts += [f"<p>{ledger.length:,} records. Head <code>{_escape(ledger.head or '-')}</code></p>"]
+    parts = [f"<h2>Party {html.escape(ledger.party)}</h2>"]
+    parts += [f"<p>{ledger.length:,} records. Head <code>{html.escape(ledger.head or '-')}</code></p>"]
     for run in ledger.runs:
-        parts += [f"<h3>{_escape(describe_run(run))}</h3>"]
+        parts += [f"<h3>{html.escape(describe_run(run))}</h3>"]
         parts += [
-            _render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"
+            render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"
         ]
     if ledger.differential_privacy is not None:
-        spent = _escape(_describe_privacy(ledger.differential_privacy))
+        spent = html.escape(_describe_privacy(ledger.differential_privacy))
         parts += [f"<p>Differential privacy of all runs: {spent}</p>"]
     return "\n".join(parts)
 
@@ -152,22 +153,7 @@ def _render_ledger(ledger: AuditedLedger) -> str:
 def _render_checks(checks: Sequence[AuditCheck]) -> str:
     rows = "".join(
         f'<tr><td class="words mark {check.level}">{CHECK_MARKS[check.level]}</td>'
-        f'<td class="words">{_escape(check.check)}</td><td class="words">{_escape(check.text)}</td></tr>'
+        f'<td class="words">{html.escape(check.check)}</td><td class="words">{html.escape(check.text)}</td></tr>'
         for check in checks
     )
     return f'<div class="wide"><table><tbody>{rows}</tbody></table></div>'
-
-
-def _render_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    kinds = [' class="words"' if index < words else "" for index in range(len(headings))]
-
-    def render_row(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{_escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-
-    body = "".join(f"<tr>{render_row('td', row)}</tr>" for row in rows)
-    head = f"<thead><tr>{render_row('th', headings)}</tr></thead>"
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
-
-
-def _escape(text: str) -> str:
-    return html.escape(text)

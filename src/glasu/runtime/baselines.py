@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig]:
     """Return the settings that the baselines of a run try: those without a preset, and those of every candidate.
 
-    The preset chose its candidates for GLASU. So the baselines, too, may choose, on the validation nodes.
+    The preset has candidates for GLASU. For a fair comparison, each baseline also takes its best settings on the
+    validation nodes.
 
     Args:
         config: the requested settings of the run.
@@ -48,7 +49,7 @@ def train_baselines(
         load: returns the parties, given settings.
     """
     methods = list(registry.select("method", is_baseline=True))
-    tried: dict[RunConfig, RunConfig] = {}  # what the parties use -> what was given
+    tried: dict[RunConfig, RunConfig] = {}  # settings that parties use when they train alone -> given settings
     for config in settings:
         tried.setdefault(_find_own_settings(config, methods[0]), config)
     found: dict[str, Baseline] = {}
@@ -88,16 +89,16 @@ def _train_with(
 
 
 def _find_score(config: RunConfig, baseline: Baseline) -> float:
-    """Return the score of a baseline on the validation nodes, for a choice."""
+    """Return the validation score by which the settings of a baseline are chosen."""
     if baseline.validation is None:
         return -math.inf
     return make_task(config.train).selection_score(baseline.validation.metrics)
 
 
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
-    """Return one line: scores and bytes of the run and of the baselines, and the difference to each baseline.
+    """Return one line: scores and bytes of the run and of the baselines, and the difference from each baseline.
 
-    It names the settings of the baselines if several were tried.
+    The line names the settings of the baselines if several were tried.
     """
     metric, method = make_task(report.config.train).selected_by, report.config.train.method
     own = report.test.metrics[metric.name]
@@ -138,7 +139,7 @@ def _describe_settings(baselines: Mapping[str, Baseline]) -> str:
 
 
 def _find_best_party(report: RunReport, alone: Baseline) -> AloneScores | None:
-    """Return the scores of the best party on validation, by its model or by label propagation."""
+    """Return the scores of the party that is best on validation, by its model or by label propagation."""
     if alone.test is None or alone.validation is None:
         return None
     candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)

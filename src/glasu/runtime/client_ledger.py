@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_training(client: Client, policy: PolicyFile | None) -> None:
-    """Refuse a training in which the policy would forbid a release later."""
+    """Refuse a training run in which the policy would forbid a later release."""
     if policy is not None:
         policy.policy.check_settings(list_protections(client), count_evaluations(client), str(policy.path))
 

@@ -21,7 +21,7 @@ from glasu.wire.message_key import ALL_CLIENTS, SERVER
 MESSAGING = (Send, Receive, Broadcast, Scatter)
 Perform = Callable[[Save | Event], None]  # carries out Save requests and events
 Carry = Callable[[Message], Message]
-Deliver = Callable[[Message, int], Message]  # (a message of the server, client) -> the message that the client gets
+Deliver = Callable[[Message, int], Message]  # (message from the server, client) -> message that the client gets
 RecordMessage = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CLIENTS or SERVER
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
@@ -128,11 +128,11 @@ def run_together(
         clients: the clients, in client order.
         traffic: counts messages.
         each: `map`, or a function like it that runs clients in parallel.
-        before_sending: called before messages of clients are delivered; it waits for checkpoints.
+        before_sending: called before messages from clients are delivered; it waits for checkpoints.
         carry: maps every message to the one that is delivered; None: no change.
-        deliver: replaces a message of the server to one client. A server that sends different messages to different
-            clients is simulated in this way.
-        record: called with every message that is delivered; a message to all clients once.
+        deliver: replaces a message from the server to one client, to simulate a server that sends different messages to
+            different clients.
+        record: called with every message that is delivered; once for a message to all clients.
     """
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # messages from each client
     outboxes: list[deque[Message]] = [deque() for _ in clients]  # messages to each client

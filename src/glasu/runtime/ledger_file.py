@@ -1,4 +1,4 @@
-"""ledger.jsonl: the ledger of a party as a file. It is append-only and verified when it is opened. No torch here.
+"""ledger.jsonl: the ledger of a party as a file. It is append-only and verified when it is opened. Torch is not loaded.
 
 A line is written and synced before the messages of its release are sent. A crash can leave an incomplete last line. Its
 release was not sent, because the sync had not returned. If only the newline is missing, `open_ledger` adds it. It
@@ -101,7 +101,7 @@ class StoredRecord:
 
     number: int  # line number, from 1
     record: LedgerRecord
-    chain: str  # the chain value after it
+    chain: str  # the chain value after this record
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,10 @@ def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
 
 
 def list_ledger_files(folder: Path) -> Mapping[str, Path]:
-    """Return the ledgers of a run's folder by party, in the order of their names; the party's own has no name."""
+    """Return {party name: ledger file} of a run's folder, sorted by name.
+
+    In the folder of a party, the name of its own ledger is empty.
+    """
     found = {path.stem: path for path in sorted((folder / LEDGERS).glob("*.jsonl"))}
     if (folder / LEDGER).is_file():
         found[""] = folder / LEDGER

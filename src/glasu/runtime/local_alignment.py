@@ -14,7 +14,6 @@ from glasu.data.folders import read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
 from glasu.privacy.blinding import Blinding
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
-from glasu.protocol.messages import Message
 from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
 from glasu.report import Traffic
@@ -37,7 +36,6 @@ class AlignmentOptions:
     secrets: Sequence[bytes] | None = None  # the parties' secrets, in client order; None: random
     observer: Callable[[Event], None] | None = None
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
-    carry: Callable[[Message], Message] | None = None  # maps every message to the one that is delivered
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
             clients.append(ScriptRun(names[index], script, Stopwatch(time.perf_counter), perform))
         workers = min(len(names), count_cores())  # libsodium runs without the GIL
         with Workers(workers, "glasu-align") as pool:
-            run_together(server, clients, traffic, pool.map, sync_ledgers, options.carry)
+            run_together(server, clients, traffic, pool.map, sync_ledgers)
     files = tuple(
         CommonIds.of(ids, client.result.rows, client.result.key, names, manifest.id_rules).write(folder)
         for folder, (manifest, ids), client in zip(folders, tables, clients, strict=True)

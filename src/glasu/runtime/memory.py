@@ -33,7 +33,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
         config: the settings.
         parties: the parties that train in this process.
         limit: the allowed number of bytes.
-        advice: the end of the error message, after "needs at least 3 GiB, and "; {limit} in it is replaced.
+        advice: the end of the error message, which follows "needs at least 3 GiB, and "; {limit} stands for the limit.
     """
     resolved, _ = resolve(config, parties[0].num_nodes)
     for candidate in list_candidates(resolved):
@@ -57,7 +57,7 @@ def _refuse_needs(needs: Iterable[tuple[int, str]], limit: int, advice: str) -> 
 
 
 def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int) -> tuple[int, str]:
-    """Return the least bytes of the models with so many copies of their weights, and the keys that decide them."""
+    """Return a lower bound of the bytes of the models with `copies` copies of their weights, and the deciding keys."""
     model, size = config.model, find_compute_dtype(config).itemsize
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
@@ -67,7 +67,7 @@ def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int
 
 
 def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of the models, of a message and of the samples, and the keys that decide them."""
+    """Yield the bytes of the models, of a message and of the samples, each with the keys that decide this size."""
     train = config.train
     # Weights, gradients, the selected copy, and the optimizer's state.
     yield _estimate_model(config, parties, copies=3 + find_optimizer(config).num_moments)

@@ -45,12 +45,15 @@ def find_policy(given: Path | None, *folders: Path) -> PolicyFile | None:
         return read_policy(given)
     found = [path for folder in folders if (path := folder / POLICY).is_file()]
     if len(found) > 1:
-        raise ConfigError(f"{found[0]} and {found[1]}: a party has one policy; remove one, or name it with --policy.")
+        raise ConfigError(
+            f"{found[0]} and {found[1]}: a party has one policy; remove one of the two files, or choose one with "
+            "--policy."
+        )
     return read_policy(found[0]) if found else None
 
 
 def find_policies(given: Path | None, folders: Sequence[str | Path], names: Sequence[str]) -> dict[str, PolicyFile]:
-    """Return the policies of all parties in one process: the given policy for all, or that of each party's folder.
+    """Return the policies of all parties in one process: the given policy for all, or those in their folders.
 
     Args:
         given: the file of --policy.

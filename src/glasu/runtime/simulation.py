@@ -42,7 +42,6 @@ from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, PrivacySummary, RunReport
-from glasu.runtime.checkpointing import SimulationCheckpoints
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import (
     Carry,
@@ -58,6 +57,7 @@ from glasu.runtime.inprocess import (
 from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
+from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
 from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
 from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
@@ -76,13 +76,13 @@ class SimulationOptions:
     notes: Sequence[str] = ()  # lines about the data for the report
     clock: Clock = field(default=read_clock)  # the default stops while kernels compile
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
-    checkpoints: Path | None = None  # folder to save states in and to resume from; None: save nothing
+    checkpoints: Path | None = None  # folder of the saved states, from which a run resumes; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
     carry: Carry | None = None  # applied to every message; it takes the role of a network
-    deliver: Deliver | None = None  # replaces messages of the server to single clients, to simulate a dishonest server
+    deliver: Deliver | None = None  # replaces messages to single clients, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
     secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
-    ledgers: Path | None = None  # folder of the parties' ledgers; None: below `checkpoints`, or in memory
+    ledgers: Path | None = None  # folder of the parties' ledgers; None: a subfolder of `checkpoints`, or memory
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
     trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
 
@@ -346,17 +346,17 @@ def _run_scripts(
             if checkpoints is not None:
                 checkpoints.save(name, action.take_state())
             return
-        measured = by_party and isinstance(action, Evaluated)  # every party measures its scores
+        measured = by_party and isinstance(action, Evaluated)  # every party measures its own scores
         reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
         if isinstance(action, CandidateStarted):
-            reports = name is None  # then all clients wait, so their releases can be counted
+            reports = name is None  # at the server's event all clients wait, so their releases can be counted
             if reports and action.chosen:
                 action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
         if reports:
             telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # it reports for all parties
+            if reporter is not None and not alone and isinstance(action, RoundDone):  # reported for all parties
                 action = replace(action, party=None)
-        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports it
+        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
             return
         if options.observer is not None:
             if isinstance(action, RoundDone | Evaluated):

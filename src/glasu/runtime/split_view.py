@@ -2,7 +2,7 @@
 
 The next aggregate then depends on that party's data, apart from a constant that the others add. With masks, a server
 sees only sums, but could read the party's representation from this sum, unless the masks depend on the broadcasts that
-each party received. Without masks the server reads every message anyway; then the attack is a check of itself.
+each party received. Without masks the server reads every message anyway; such a run only checks that the attack works.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEASURE = "squared correlation"
 
 
 class _EnoughError(TrainingError):
-    """The first round is over."""
+    """Raised after the first round to end the run."""
 
 
 def attack_by_splitting(

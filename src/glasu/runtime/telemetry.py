@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # a server has no torch
     from glasu.protocol.client import Client
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
-SERVER_PARTS = ("waiting", "communication")  # activities of a server between machines
+SERVER_PARTS = ("waiting", "communication")  # activities that a server between machines measures
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
 
@@ -235,7 +235,7 @@ class Telemetry:
         if event.chosen:
             self.race = RaceCost(traffic.total_bytes, traffic.exchanges)
         if event.restarts:
-            self.evaluations.clear()  # they belong to another candidate
+            self.evaluations.clear()  # these evaluations belong to another candidate
         releases = "" if event.releases is None else f" and {event.releases} releases"
         return f"{event}; {traffic.total_bytes / 1e6:.1f} MB{releases} so far."
 
@@ -316,16 +316,7 @@ class Telemetry:
         longest = max(map(len, losses), default=0)
         test, validation = (_score(by_party, split, per_client=per_client) for split in ("test", "validation"))
         if per_client and self.propagated:
-            found = [self.propagated.get(name or "") for name in names]
-            test, validation = (
-                replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
-                for scores, split in ((test, "test"), (validation, "validation"))
-            )
-            better = tuple(
-                None if score is None else "propagation" if each is not None and each.is_better else "model"
-                for each, score in zip(found, validation.per_client or (), strict=True)
-            )
-            validation = replace(validation, per_client_better=better)
+            test, validation = self._add_propagation(names, test, validation)
         warm = self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
@@ -345,6 +336,21 @@ class Telemetry:
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
         )
+
+    def _add_propagation(
+        self, names: Sequence[str | None], test: SplitScores, validation: SplitScores
+    ) -> tuple[SplitScores, SplitScores]:
+        """Add the scores of label propagation by party, and whether it or the model is better on validation."""
+        found = [self.propagated.get(name or "") for name in names]
+        test, validation = (
+            replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
+            for scores, split in ((test, "test"), (validation, "validation"))
+        )
+        better = tuple(
+            None if score is None else "propagation" if each is not None and each.is_better else "model"
+            for each, score in zip(found, validation.per_client or (), strict=True)
+        )
+        return test, replace(validation, per_client_better=better)
 
     def _find_warm_start(self, config: RunConfig) -> WarmStart | None:
         """Return the result of the warm start; None if there was none."""
@@ -456,9 +462,9 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
         events = [entry.event for entry in evaluations if entry.event.split == split]
         selected.append(next((each for each in reversed(events) if split == "test" or each.improved), None))
     found = [event for event in selected if event is not None]
-    if not found:  # this is the server, and the parties keep their scores
+    if not found:  # at a server whose parties keep their scores
         return SplitScores({})
-    combined = found[0].per_client  # set in a combined prediction, for which every party has selected its own round
+    combined = found[0].per_client  # set if predictions are combined; every party has then selected its own round
     own = combined
     if per_client:
         own = tuple(None if event is None else _find_own_score(event) for event in selected)

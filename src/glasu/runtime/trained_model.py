@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from glasu.config import RunConfig, TrainConfig
-from glasu.data.methods import has_server, prepare_parties
+from glasu.data.methods import find_method, has_server
 from glasu.data.party import PartyData
 from glasu.data.party_name import check_party_name
 from glasu.data.preprocessing import Preparation
@@ -68,7 +68,7 @@ class ClientEntry:
     preparation: Preparation  # preparation of the features
     columns_sha256: str  # digest of the feature names; empty if they have none
     weights_sha256: str
-    alpha: float | None = None  # for `smooth`, see `model/propagation.py`; None at a party without edges
+    alpha: float | None = None  # set by `smooth`, see `model/propagation.py`; None at a party without edges
 
     def __post_init__(self) -> None:
         check_party_name(self.name)
@@ -168,13 +168,13 @@ class TrainedModel:
             ledgers: folder of the parties' ledgers; None: nothing is recorded in a file.
             policies: the policies, by party.
         """
-        parties = prepare_parties(self.config, check_party_list(parties))
+        parties = find_method(self.config).prepare(check_party_list(parties))
         names = tuple(party.name for party in parties)
         if names != self.names and set(names) < set(self.names):
             chosen = self.restrict_parties(names)
             return chosen.scores(parties, nodes, party=party, traffic=traffic, ledgers=ledgers, policies=policies)
         self.check_data(parties)
-        advice = f"this machine has {{limit}}. Use a larger one, or if the settings were changed, restore {MODEL_FILE}."
+        advice = f"this machine has {{limit}}. Use a larger machine; if settings were changed, restore {MODEL_FILE}."
         check_prediction_memory(self.config, parties, read_total_memory(), advice)
         nodes = _find_positions(nodes, parties[0].num_nodes)
         alone = self._find_alone(party)
@@ -199,7 +199,8 @@ class TrainedModel:
                     run_together(serving, running, counter, before_sending=lambda: sync_ledgers(clients))
             else:
                 run_alone(running)
-        found = running[alone if alone is not None else (clients[0].identity.owner or 0)]  # or any: all are equal
+        # Without a label owner, all clients have the same scores.
+        found = running[alone if alone is not None else (clients[0].identity.owner or 0)]
         scores: NDArray[Any] = found.result
         return scores
 
@@ -252,7 +253,7 @@ class TrainedModel:
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
-        """Refuse parties, feature columns or node orders that differ from the training."""
+        """Refuse parties, feature columns or node orders that differ from those of the training run."""
         if tuple(party.name for party in parties) != self.names:
             got = ", ".join(party.name for party in parties)
             raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
@@ -264,7 +265,7 @@ class TrainedModel:
                 )
             if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
-                    f"party {party.name!r}: its feature columns differ from the training in names or order."
+                    f"party {party.name!r}: its feature columns differ from those of the training in names or order."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
             raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")

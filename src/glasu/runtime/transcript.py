@@ -7,7 +7,7 @@ Masks and encryption hide tensors in messages, but a client knows its own tensor
 also contains these in the clear, as messages whose receiver is TO_ONE plus the client. Only the view of this client has
 them.
 
-The file contains all messages of the clients, so it is as confidential as the data of the run: it has mode 0600. It
+The file contains all messages from the clients, so it is as confidential as the data of the run: its mode is 0600. It
 contains no secret and no key. A resumed run appends, so messages of repeated rounds occur twice, as on the wire.
 """
 
@@ -150,7 +150,7 @@ def _read_manifest(folder: Path) -> TranscriptManifest:
 
 
 def _find_end(file: BinaryIO) -> int:
-    """Return where the last complete record ends; a killed process may leave a part of one."""
+    """Return where the last complete record ends; a killed process may leave an incomplete record."""
     size, end = os.fstat(file.fileno()).st_size, 0
     while end + RECORD.size <= size:
         file.seek(end)
@@ -177,7 +177,7 @@ class RecordedMessage(NamedTuple):
 
     @property
     def sender(self) -> int:
-        """The client that sent it, or SERVER."""
+        """The client that sent the message, or SERVER."""
         return SERVER if self.key.client >= TO_ONE else self.key.client
 
 
@@ -186,7 +186,7 @@ def _is_tensor(entry: RecordedMessage) -> bool:
 
 
 class RecordedTensor(NamedTuple):
-    """A tensor of the protocol, its chunks put together, as a receiver decodes it."""
+    """A tensor of the protocol as a receiver decodes it, with its chunks put together."""
 
     sender: int
     key: Key  # the key of the first chunk
@@ -237,13 +237,15 @@ class RecordedRun:
         if entry.is_clear:
             client = receiver - TO_ONE
             if client >= count or sender not in (client, SERVER) or not issubclass(entry.kind, TensorMessage):
-                raise ProtocolError(f"expected a tensor in the clear of a client 0..{count - 1}.")
+                raise ProtocolError(f"expected a tensor in the clear from a client 0..{count - 1}.")
             return
         if sender != SERVER and (sender >= count or receiver != SERVER):
-            raise ProtocolError(f"expected a message of a client 0..{count - 1} to the server.")
+            raise ProtocolError(f"expected a message from a client 0..{count - 1} to the server.")
         allowed = (*range(count), ALL_CLIENTS) if entry.key.client == SERVER else range(count)[to : to + 1]
         if sender == SERVER and receiver not in allowed:
-            raise ProtocolError(f"expected a message of the server to clients 0..{count - 1}, got receiver {receiver}.")
+            raise ProtocolError(
+                f"expected a message from the server to clients 0..{count - 1}, got receiver {receiver}."
+            )
 
     def load(self, entry: RecordedMessage) -> Message:
         """Decode one message."""

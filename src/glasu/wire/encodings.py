@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from glasu import registry
 from glasu.ckks_parameters import CKKS, CkksParameters
-from glasu.config import RunConfig, count_levels
+from glasu.config import RunConfig
+from glasu.config_checks import count_levels
 from glasu.errors import ConfigError, TrainingError
 from glasu.randomness import Stream
 from glasu.secret import Secret

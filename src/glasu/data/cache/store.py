@@ -31,7 +31,7 @@ from glasu.records import RecordError, parse_json, read_record, to_plain
 
 CONTENT = 2  # version of the conversions; a new number gives every entry a new key
 ENTRY_FILE = "entry.json"
-MAX_BUILDS = 3  # attempts to make an entry that other processes damage
+MAX_BUILDS = 3  # attempts to make an entry if other processes damage it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
 EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
 
@@ -68,7 +68,7 @@ class Cache:
     """A folder of entries, and the limits that decide when and how entries are made."""
 
     root: Path = field(default_factory=lambda: find_cache_folder())
-    min_bytes: int = 4_000_000  # smaller data is read every time, in less than a quarter of a second
+    min_bytes: int = 4_000_000  # smaller data is not cached: reading it takes less than a quarter of a second
     piece_bytes: int = ARRAY_PIECE
     settle_ns: int = 2_000_000_000  # a file that changed more recently may change again without a new time stamp
 

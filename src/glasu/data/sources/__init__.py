@@ -68,7 +68,8 @@ class DataSource:
 
     read: Callable[[RunConfig, Cache], RawData]
     fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)  # train, validation, test of `data.split = "paper"`
-    per_class: int | None = None  # training nodes per class of the "paper" split; 500 nodes validate, 1000 test
+    # training nodes per class of the "paper" split, which also has 500 validation and 1000 test nodes
+    per_class: int | None = None
     paper: Statistics | None = None  # the numbers in the paper's Table 1
 
 

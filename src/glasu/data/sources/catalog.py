@@ -22,10 +22,11 @@ from glasu.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from glasu.config import RunConfig, Split
+    from glasu.config import RunConfig
+    from glasu.config_sections import Split
     from glasu.data.party import Splits
 
-NUM_VALIDATION, NUM_TEST = 500, 1000  # nodes in a "paper" split with a fixed number per class
+NUM_VALIDATION, NUM_TEST = 500, 1000  # sizes of the "paper" split if it has a fixed number of training nodes per class
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def load_parties(config: RunConfig, *, for_prediction: bool = False) -> list[Par
 
 
 def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache | None = None) -> LoadedParties:
-    """Return the parties as `load_parties` does, with statistics and notes on the data set."""
+    """Return the parties, as `load_parties` does, with statistics and notes about the data set."""
     cache = cache or Cache()
     data, notes = _read(config, cache, with_labels=not for_prediction)
     parties = _divide(config, data, cache)

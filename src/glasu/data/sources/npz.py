@@ -150,7 +150,7 @@ def _find_class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, 
 
 
 def _read_splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> Splits | None:
-    """Return the labelled nodes of the splits in the file, which are positions or masks; None if it has no splits."""
+    """Return the labelled nodes of the splits, which the file holds as positions or masks; None if it has no splits."""
     for keys in STORED_SPLITS:
         if all(key in arrays for key in keys):
             parts = []
@@ -177,7 +177,7 @@ def read_npz_once(path: Path, cache: Cache) -> list[PartyData]:
 
 
 def _make_source(origin: str = "", per_class: int | None = None) -> DataSource:
-    """Return the source of a file of this format below the data root; `origin` names the files to convert."""
+    """Return the source of an `.npz` file below the data root; `origin` names the files from which users make it."""
 
     def read(config: RunConfig, cache: Cache) -> RawData:
         name, root = config.data.name, find_data_root(config.data.root)

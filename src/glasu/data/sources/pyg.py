@@ -57,7 +57,7 @@ def split_vertically(
 
 
 def convert_graph(data: Data) -> PartyData:
-    """Convert a PyG graph to one party called "all"; an `edge_attr` of several columns is not used."""
+    """Convert a PyG graph to one party called "all"; an `edge_attr` with several columns is ignored."""
     if not hasattr(data, "edge_index"):
         raise DataError(f"a {type(data).__name__} is not a graph; pass a torch_geometric.data.Data.")
     for key in ("x", "edge_index"):
@@ -124,7 +124,7 @@ def _required_parameters(maker: type) -> set[str]:
 
 
 def _construct(maker: Any, arguments: dict[str, str], name: str) -> Any:
-    """Let PyG download and convert; on failure, name the files and the folder for them."""
+    """Let PyG download and convert a data set; on failure, name the files and the folder for them."""
     from torch_geometric.data import Dataset
 
     wanted: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _construct(maker: Any, arguments: dict[str, str], name: str) -> Any:
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:
-    """Return a tensor of any device, or an array, as a numpy array."""
+    """Return a tensor on any device, or an array, as a numpy array."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 

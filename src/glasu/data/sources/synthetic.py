@@ -51,7 +51,7 @@ def draw_graph(config: RunConfig, workspace: Workspace | None = None, chunk: int
 
 
 def _read(config: RunConfig, cache: Cache) -> RawData:
-    """Draw the graph; draw a large graph once and then open it."""
+    """Draw the graph. A large graph is drawn once and then opened from the cache."""
     data = config.data
     num_bytes = 4 * data.num_nodes * (data.average_degree + data.num_features)
     if num_bytes < 4 * cache.min_bytes:  # drawing takes a quarter of the time of reading files

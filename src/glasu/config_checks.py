@@ -1,0 +1,305 @@
+"""The rules that need several sections of a run. RunConfig applies them in this order: the first fault is reported."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from glasu import registry
+from glasu.config_sections import (
+    DataConfig,
+    ModelConfig,
+    PrivacyConfig,
+    TrainConfig,
+    WireConfig,
+    quote,
+    reads_whole_graph,
+)
+from glasu.errors import ConfigError
+from glasu.records import describe
+
+FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
+FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum: the sum of two reveals each to the other
+
+
+class Settings(Protocol):
+    """A RunConfig. This module cannot import that class, because RunConfig calls these checks."""
+
+    @property
+    def data(self) -> DataConfig: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def wire(self) -> WireConfig: ...
+    @property
+    def privacy(self) -> PrivacyConfig: ...
+
+
+def check_sections(config: Settings) -> None:
+    """Raise ConfigError if two settings of different sections do not fit together."""
+    model, train, privacy = config.model, config.train, config.privacy
+    silent = not model.aggregation_layers
+    method = registry.load("method", train.method)
+    if train.releases_once:
+        _check_once(config, method)
+    else:
+        model.need_layers(silent or model.aggregation_layers[-1] == model.num_layers - 1)
+    trains_alone = method.prescribes("model", "aggregation_layers")  # it expects no gradient from other parties
+    if silent and train.label_owner is not None and not trains_alone:
+        raise ConfigError(
+            f"train.labels={train.labels!r}: without aggregation layers the other parties get no gradient; "
+            'add an aggregation layer, or use labels = "all".'
+        )
+    if silent and train.has_exact_gradients and not method.prescribes("train", "backward"):
+        raise ConfigError(
+            'train.backward="joint": without aggregation layers there is no server to send gradients to; '
+            'use backward = "local".'
+        )
+    if train.party_dropout:
+        named = f"train.party_dropout={train.party_dropout}"
+        if silent:
+            raise ConfigError(f"{named}: parties that train alone have no common rounds; remove it.")
+        if not _allows_absence(model):
+            raise ConfigError(
+                f'{named}: with model.aggregation="{model.aggregation}" the columns of an absent party would '
+                f"be missing; use aggregation = {_list_aggregations_with_absence()}."
+            )
+    if model.owner_layers and train.label_owner is None and not method.prescribes("train", "labels"):
+        raise ConfigError(
+            f"model.owner_layers={model.owner_layers}: the layers belong to the only party with labels, but "
+            'train.labels="all"; name that party in train.labels, or remove the key.'
+        )
+    if train.warm_start and not method.prescribes("train", "warm_start"):
+        _check_warm_start(config)
+    if privacy.hides_parts and (not silent or method.averages):
+        _check_hiding(config)
+    if config.wire.feedback and not silent:
+        _check_feedback(config)
+    if privacy.label_epsilon is not None and not registry.load("task", train.task).has_classes:
+        raise ConfigError(
+            f'privacy.label_epsilon={describe(privacy.label_epsilon)}: train.task="{train.task}" has no classes to '
+            "draw from; remove it."
+        )
+    if method.smooths or privacy.adds_noise:
+        _check_examples(config, method)
+    if privacy.adds_noise and (method.averages or not (silent or trains_alone)):
+        _check_noise(config, method)
+    if not privacy.release_probabilities and not train.releases_once:
+        raise ConfigError(
+            f"privacy.release_probabilities={describe(False)}: is possible only with train.release = "
+            '"once", where every party has a classifier; remove it.'
+        )
+
+
+def _check_once(config: Settings, method: Any) -> None:
+    """Refuse settings that a run with one release cannot use. Other methods replace most of them."""
+    model, train, named = config.model, config.train, 'train.release="once"'
+    layers, last = model.aggregation_layers, model.num_layers - 1
+    if method.prescribes("train", "release"):
+        return
+    chooses = registry.load("preset", train.preset).chooses_layer
+    left_open = chooses and "aggregation_layers" not in model.given
+    if not left_open and not (len(layers) == 1 and layers[0] < last):
+        raise ConfigError(
+            f"model.aggregation_layers={list(layers)}: {named} releases one layer and trains the layers above it; "
+            f"use one layer of 0..{last - 1}, for example [{find_release_layer(model.num_layers)}]."
+            if last
+            else f"model.num_layers=1: {named} needs a layer to release and one above it; use 2 or more."
+        )
+    if train.label_owner is not None:
+        raise ConfigError(
+            f"train.labels={train.labels!r}: with {named} every party trains alone and needs labels; use labels = "
+            '"all", or release = "rounds".'
+        )
+    unused = {
+        "train.backward": (train.backward, "local"),
+        "train.party_dropout": (train.party_dropout, 0.0),
+        "train.warm_start": (train.warm_start, 0),
+        "wire.feedback": (config.wire.feedback, False),
+    }
+    for key, (value, default) in unused.items():
+        if value != default:
+            raise ConfigError(f"{key}={describe(value)}: {named} has no rounds of messages; remove it.")
+
+
+def _check_examples(config: Settings, method: Any) -> None:
+    """Refuse a task whose examples are not nodes, because every row must belong to one node."""
+    if registry.load("task", config.train.task).examples_are_nodes:
+        return
+    named = f'train.task="{config.train.task}": its examples are not nodes, and'
+    if method.smooths:
+        raise ConfigError(
+            f'{named} train.method="{config.train.method}" propagates the predictions of nodes; use another method.'
+        )
+    raise ConfigError(
+        f"{named} privacy.dp_noise_multiplier={config.privacy.dp_noise_multiplier} counts the releases of each node; "
+        "remove it."
+    )
+
+
+def _check_noise(config: Settings, method: Any) -> None:
+    """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
+    train, noise = config.train, f"privacy.dp_noise_multiplier={config.privacy.dp_noise_multiplier}"
+    if config.wire.feedback:
+        raise ConfigError(
+            f"wire.feedback=true: with {noise} the change of a row would carry the error of earlier releases, "
+            "which depends on clean rows; remove it."
+        )
+    if train.label_owner is not None:
+        raise ConfigError(
+            f"train.labels={train.labels!r}: with {noise} the label owner would release node sets without "
+            'protection; use labels = "all".'
+        )
+    if not registry.load("task", train.task).has_classes:
+        raise ConfigError(
+            f'train.task="{train.task}": parties compare a digest of the mean and deviation of the labels, and '
+            f"with {noise} only noisy rows may be released; use a task with classes."
+        )
+    if method.averages:
+        raise ConfigError(
+            f'train.method="{train.method}": with {noise} only noisy rows may be released, no metrics; use '
+            'train.release = "once".'
+        )
+    if _agrees_on_lower_layers(config):
+        raise ConfigError(
+            f'train.sampler="{train.sampler}": with {noise} the sampled node sets would be released without '
+            f"protection, and they reveal edges; use sampler = {_list_samplers_without_agreement()}, or one "
+            "aggregation layer."
+        )
+    if not train.releases_once and train.sampled_evaluation:
+        raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
+    if train.party_dropout:
+        raise ConfigError(
+            f"train.party_dropout={train.party_dropout}: after the last round the parties score subsets and send "
+            f"metrics, but with {noise} only noisy rows may be released; remove it."
+        )
+
+
+def _check_feedback(config: Settings) -> None:
+    """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
+    train, named = config.train, "wire.feedback=true"
+    if not (train.sampler == "auto" or reads_whole_graph(train.sampler)) or train.batch_size not in ("auto", 0):
+        others = quote(registry.select("sampler", reads_whole_graph=True))
+        raise ConfigError(
+            f"{named}: sends changes of earlier rows, so every round must use the same rows, but "
+            f"train.sampler={train.sampler!r} with train.batch_size={train.batch_size!r} draws different rows; use "
+            f"sampler = {others} and batch_size = 0, or remove wire.feedback."
+        )
+    if not _is_mean(config.model):
+        raise ConfigError(
+            f'{named}: the server adds changes, and model.aggregation="{config.model.aggregation}" is not a mean; '
+            f"use aggregation = {_list_means()}."
+        )
+    if train.party_dropout:
+        raise ConfigError(
+            f"{named}: the mean over the parties that are present does not follow from changes; remove "
+            f"train.party_dropout={train.party_dropout}."
+        )
+
+
+def _check_hiding(config: Settings) -> None:
+    """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
+    train, wire, hiding = config.train, config.wire, f'privacy.secure_aggregation="{config.privacy.secure_aggregation}"'
+    num_clients = config.data.num_clients
+    precision = registry.load("encoding", wire.precision)
+    if not precision.can_be_hidden:
+        raise ConfigError(
+            f"wire.precision={wire.precision!r}: {hiding} adds integers, but this precision sends none; use "
+            f"precision = {quote(registry.select('encoding', can_be_hidden=True))}."
+        )
+    if wire.feedback:
+        raise ConfigError(f"wire.feedback=true: {hiding} sends no changes; remove one of the two.")
+    if not _is_mean(config.model):
+        raise ConfigError(
+            f'model.aggregation="{config.model.aggregation}": {hiding} hides a party in a sum, but here its columns '
+            f"are sent separately; use aggregation = {_list_means()}."
+        )
+    if _agrees_on_lower_layers(config):
+        raise ConfigError(
+            f'train.sampler="{train.sampler}": with {hiding} the agreed node sets of lower layers would still '
+            f"reveal edges to the server; use sampler = {_list_samplers_without_agreement()}, or one aggregation "
+            "layer."
+        )
+    fewest = 2 if config.privacy.allow_two_parties else FEWEST_SUMMED
+    if num_clients < fewest:
+        remedy = "; use three parties or more, or accept that with privacy.allow_two_parties = true."
+        raise ConfigError(
+            f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
+            f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
+        )
+    if (levels := count_levels(precision.ring_bits, num_clients)) < FEWEST_LEVELS:
+        raise ConfigError(
+            f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
+            f"and {FEWEST_LEVELS} are needed; use a higher precision."
+        )
+    if error := config.privacy.way_to_hide.find_error(num_clients):
+        ways = registry.select("secure aggregation", hides_parts=True)
+        others = quote(way for way in ways if not registry.load("secure aggregation", way).find_error(num_clients))
+        raise ConfigError(f"data.num_clients={num_clients}: with {hiding} {error}; use {others}.")
+    if train.party_dropout and num_clients <= FEWEST_SUMMED:
+        raise ConfigError(
+            f"train.party_dropout={train.party_dropout}: with {hiding} at least {FEWEST_SUMMED} parties contribute "
+            f"to every sum, but data.num_clients={num_clients}; remove it, or use more parties."
+        )
+    if registry.load("method", train.method).smooths:
+        others = quote(registry.select("method", averages=True, smooths=False))
+        raise ConfigError(
+            f'train.method="{train.method}": with {hiding} the parties must know who contributes, and here a party '
+            f"without edges contributes nothing; use method = {others}."
+        )
+
+
+def _check_warm_start(config: Settings) -> None:
+    """Refuse a warm start if a party cannot train alone, or has no common rounds to prepare."""
+    named = f"train.warm_start={config.train.warm_start}"
+    if not config.model.aggregation_layers:
+        raise ConfigError(f"{named}: parties that train alone have no common rounds to prepare; remove it.")
+    if config.train.label_owner is not None:
+        raise ConfigError(
+            f"{named}: with train.labels={config.train.labels!r} the other parties have no labels to train alone; "
+            'remove it, or use labels = "all".'
+        )
+    if not _allows_absence(config.model):
+        raise ConfigError(
+            f'{named}: with model.aggregation="{config.model.aggregation}" a classifier reads the representations of '
+            "all parties, so no party can train alone; remove it, or use aggregation = "
+            f"{_list_aggregations_with_absence()}."
+        )
+
+
+def _agrees_on_lower_layers(config: Settings) -> bool:
+    """Return whether the parties agree on sampled node sets of layers below the last one that aggregates."""
+    train = config.train
+    draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
+    return draws and not train.releases_once and len(config.model.aggregation_layers) > 1
+
+
+def _is_mean(model: ModelConfig) -> bool:
+    return bool(registry.load("aggregation", model.aggregation).is_mean)
+
+
+def _list_means() -> str:
+    return quote(registry.select("aggregation", is_mean=True))
+
+
+def _allows_absence(model: ModelConfig) -> bool:
+    return bool(registry.load("aggregation", model.aggregation).allows_absence)
+
+
+def _list_aggregations_with_absence() -> str:
+    return quote(registry.select("aggregation", allows_absence=True))
+
+
+def _list_samplers_without_agreement() -> str:
+    return quote(registry.select("sampler", agrees_on_node_sets=False))
+
+
+def find_release_layer(num_layers: int) -> int:
+    """Return the layer that `train.release = "once"` releases by default: the middle layer."""
+    return max(0, num_layers // 2 - 1)
+
+
+def count_levels(bits: int, num_clients: int) -> int:
+    """Return the number of values of one party's integer, so that the sum over all parties is below 2^bits."""
+    return int((2**bits - 1) // num_clients)
