@@ -20,8 +20,8 @@ from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
 from glasu.network.purposes import ALIGNMENT
-from glasu.network.run_folder import open_aligning_party
 from glasu.network.session_ledger import LedgerScope
+from glasu.network.state_file import JoiningRecord, StateFile
 from glasu.privacy.blinding import Blinding
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, client_alignment
 from glasu.protocol.message_bytes import Head
@@ -30,6 +30,7 @@ from glasu.protocol.state import Identity
 from glasu.records import to_plain
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
 from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import ATTEMPTS
 
 
@@ -64,7 +65,7 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
                 f"kit of {self.manifest.name!r}."
             )
         self.blinding = Blinding(secrets.token_bytes(32) if secret is None else secret)
-        self.state = open_aligning_party(options.out, self.manifest.name)
+        self.state = StateFile(options.out / ALIGNING, JoiningRecord(party=self.manifest.name))
         self._max_ids = max_ids
         self._offered: tuple[WelcomePayload, RunConfig, SetLimits] | None = None
         self._aligned: AlignedFolder | None = None

@@ -14,15 +14,15 @@ from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import open_aligning
 from glasu.network.serve import ScriptPurpose
-from glasu.network.state_file import write_named
+from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
 from glasu.report import JsonRecord, Seconds, Traffic, to_json_value
 from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
 
@@ -79,7 +79,7 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         config = prepare_config_for_network(options.config, options.kit.roster)
         self.limits = SetLimits(config.wire.chunk_rows, max_ids)
         facts, run = collect_server_facts(self.purpose), secrets.token_hex(RUN_BYTES)
-        super().__init__(options, facts, config, run, open_aligning(options.out))
+        super().__init__(options, facts, config, run, StateFile(options.out / ALIGNING, ServingRecord()))
 
     def begin(self) -> None:
         """Begin an alignment. Each process serves a separate alignment."""

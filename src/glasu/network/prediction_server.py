@@ -13,19 +13,14 @@ from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import PREDICTION
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import (
-    open_predicting,
-    open_serving,
-    read_subsets,
-    read_trained_config,
-    require_finished_training,
-)
+from glasu.network.run_folder import open_serving, read_subsets, read_trained_config, require_finished_training
 from glasu.network.serve import ScriptPurpose
-from glasu.network.state_file import write_named
+from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
 from glasu.report import PredictionReport, describe_missing
 from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import PREDICTING
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -46,7 +41,8 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         self._present: tuple[str, ...] = ()  # the parties of the last attempt
         facts = collect_server_facts(self.purpose, training=training)
         run = secrets.token_hex(RUN_BYTES)
-        super().__init__(options, facts, config, run, open_predicting(options.out), scope=training)
+        state = StateFile(options.out / PREDICTING, ServingRecord())
+        super().__init__(options, facts, config, run, state, scope=training)
 
     def begin(self) -> None:
         """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""

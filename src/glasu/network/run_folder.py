@@ -19,7 +19,7 @@ from glasu.pki.secret_file import SECRET
 from glasu.records import RecordError, parse_json, read_record
 from glasu.report import PartySummary, SubsetScores, Traffic
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
-from glasu.runtime.output_dir import ALIGNING, JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
+from glasu.runtime.output_dir import JOINING, OTHER_DATA, REPORT, SERVING
 
 T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
@@ -75,21 +75,6 @@ class ListedSubsets:
 def open_serving(out: Path) -> StateFile[ServingRecord]:
     """Read serving.json of a server's folder."""
     return StateFile(out / SERVING, ServingRecord())
-
-
-def open_predicting(out: Path) -> StateFile[ServingRecord]:
-    """Read predicting.json of a server's folder."""
-    return StateFile(out / PREDICTING, ServingRecord())
-
-
-def open_aligning(out: Path) -> StateFile[ServingRecord]:
-    """Read aligning.json of a server's folder."""
-    return StateFile(out / ALIGNING, ServingRecord())
-
-
-def open_aligning_party(folder: Path, party: str) -> StateFile[JoiningRecord]:
-    """Read aligning.json of the folder with a party's tables."""
-    return StateFile(folder / ALIGNING, JoiningRecord(party=party))
 
 
 def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:
@@ -178,12 +163,25 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
 
 
 def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
-    """Refuse to continue a run if the party's secret has changed since the run began."""
+    """Refuse to continue a run if the party's secret is missing or has changed since the run began."""
+    if not record.closed:
+        remedy = "restore it, or start over with --fresh at the server and at every party"
+        refuse_other_secret(kit, record, "this run began", remedy)
+
+
+def refuse_other_secret(kit: Kit, record: JoiningRecord, since: str, remedy: str) -> None:
+    """Refuse a secret that is missing or has changed.
+
+    Args:
+        kit: the kit with the party's secret.
+        record: the content of joining.json, with the commitment of the original secret.
+        since: the event since which the secret must not change, for the error.
+        remedy: what to do, for the error.
+    """
     secret = kit.secret
-    if record.closed or (secret is not None and secret.commitment() == record.secret):
+    if secret is not None and secret.commitment() == record.secret:
         return
-    state = "is missing" if secret is None else "has changed since this run began"
-    remedy = "restore it, or start over with --fresh at the server and at every party"
+    state = "is missing" if secret is None else f"has changed since {since}"
     raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
 
