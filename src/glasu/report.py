@@ -34,6 +34,10 @@ class JsonRecord(Mapping[str, Any]):
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {key: value for key, value in values.items() if value is not None}
 
+    def to_json(self) -> str:
+        """Return the content of a JSON file; a float that is not finite becomes null."""
+        return json.dumps(to_json_value(self), indent=2) + "\n"
+
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]
 
@@ -502,10 +506,6 @@ class PredictionReport(JsonRecord):
         """Return the result at the server in one sentence."""
         mark = f" without {', '.join(self.missing)}" if self.missing else ""
         return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
-
-    def to_json(self) -> str:
-        """Return the content of prediction.json."""
-        return json.dumps(to_json_value(self), indent=2) + "\n"
 
 
 def to_json_value(value: Any) -> Any:

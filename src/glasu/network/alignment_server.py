@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.report import JsonRecord, Seconds, Traffic, to_json_value
+from glasu.report import JsonRecord, Seconds, Traffic
 from glasu.runtime.checkpointing import START
 from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import RUN_BYTES, SERVER
@@ -52,10 +51,6 @@ class AlignmentReport(JsonRecord):
         sent = self.traffic.bytes_to_clients / 1e6
         return f"aligned {self.common} common ids ({sizes}); {sent:.1f} MB sent to the parties."
 
-    def to_json(self) -> str:
-        """Return the content of alignment.json."""
-        return json.dumps(to_json_value(self), indent=2) + "\n"
-
 
 def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...]:
     """Return the overlaps with the names of the parties, the largest groups first."""
@@ -82,16 +77,13 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         super().__init__(options, facts, config, run, StateFile(options.out / ALIGNING, ServingRecord()))
 
     def begin(self) -> None:
-        """Begin an alignment. Each process serves a separate alignment."""
-        self.state.update(run=self.run, processes={}, attempt=0)
-        parties = ", ".join(self.options.kit.roster)
-        self.options.log.info("alignment: this server and all of %s must stay online until it is done.", parties)
+        """Begin an alignment."""
+        self.begin_apart()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Comparison]]:
         """Plan an attempt with a new run id."""
         statements = self.admission.collect_statements(present)
-        number = self.state.value.attempt + 1
-        self.state.update(attempt=number)
+        number = self.count_attempt()
         identity = Identity(tuple(statements), None, SERVER, derive_attempt_run(self.run, number))
         attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)

@@ -45,17 +45,18 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         super().__init__(options, facts, config, run, state, scope=training)
 
     def begin(self) -> None:
-        """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""
-        self.state.update(run=self.run, processes={}, attempt=0)
+        """Begin a prediction."""
+        self.begin_apart()
         if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
-        parties, log = ", ".join(self.options.kit.roster), self.options.log
-        log.info("prediction: this server and all of %s must stay online until it is done.", parties)
         if self.config.train.party_dropout:
             name = self.config.train.label_owner
             owner = "" if name is None else f", except {name} with the labels"
-            wait = f"{self.options.wait:.0f}"
-            log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
+            self.options.log.info(
+                "prediction: the others continue without a party that has no connection for %.0f s%s.",
+                self.options.wait,
+                owner,
+            )
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
         """Plan an attempt with a new run id, because a repeated request may have different contents.
@@ -63,8 +64,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         The parties that are present are the clients of this attempt, as if there were no others.
         """
         statements, self._present = self.admission.collect_statements(present), tuple(present)
-        number = self.state.value.attempt + 1
-        self.state.update(attempt=number)
+        number = self.count_attempt()
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
         # The parties know which model was selected, and all of them state the same.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())

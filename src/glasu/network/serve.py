@@ -151,6 +151,17 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and the results of the parties."""
 
+    def begin_apart(self) -> None:
+        """Begin in the folder without fencing against earlier processes, because each process serves its own run."""
+        self.state.update(run=self.run, processes={}, attempt=0)
+        log, parties = self.options.log, ", ".join(self.options.kit.roster)
+        log.info("%s: this server and all of %s must stay online until it is done.", self.purpose.name, parties)
+
+    def count_attempt(self) -> int:
+        """Count an attempt durably, and return its number."""
+        self.state.update(attempt=self.state.value.attempt + 1)
+        return self.state.value.attempt
+
     def add_ledgers(self, attempt: Attempt) -> Attempt:
         """Store the heads of the parties' ledgers durably; return the attempt with them."""
         statements = self.admission.collect_statements(attempt.present)

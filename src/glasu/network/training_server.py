@@ -124,7 +124,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.write_pending()
-        self.state.update(attempt=self.state.value.attempt + 1)
+        number = self.count_attempt()
         server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()
         if common:
@@ -134,7 +134,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         self.telemetry.rewind(telemetry)
         self._server = server
         digests = {party: stated.rounds[common] for party, stated in statements.items()}
-        return Attempt(self.state.value.attempt, common, digests, limits.check), server_script(server)
+        return Attempt(number, common, digests, limits.check), server_script(server)
 
     def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:
         common = find_common_round([self.list_checkpoints(), *stated.values()])
