@@ -108,11 +108,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         self.wait_until_durable()
         if self.state.value.run is None:
             return {0: START}
-        damaged: list[str] = []
-        rounds = self._store().digests(damaged)
-        for line in damaged:
-            self.options.log.warning("not used: %s", line)
-        return rounds
+        return self._store().digests(self.options.log)
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
@@ -209,10 +205,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def _load_alone(self) -> PartyCheckpoint | None:
         """Return the last checkpoint before the first message; None if there is none."""
         store = self._store(ALONE) if self.client.is_alone else self._store(kind=WARM)
-        damaged: list[str] = []
-        last = max(store.digests(damaged), default=0)
-        for line in damaged:
-            self.options.log.warning("not used: %s", line)
+        last = max(store.digests(self.options.log), default=0)
         return store.load(last) if last else None
 
     def _open_run(self) -> Saver[PartyCheckpoint]:

@@ -67,10 +67,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self._open_checkpoints()
 
     def _open_checkpoints(self) -> None:
-        found, unused = self.saver.store.open(self.config.train.checkpoint_every)
-        for line in unused:
-            self.options.log.warning("%s", line)
-        saved = max(found)
+        saved = max(self.saver.store.open(self.config.train.checkpoint_every, self.options.log))
         if saved and not self.is_finished:
             checkpoint = self.saver.store.load(saved)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
