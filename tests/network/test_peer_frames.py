@@ -71,8 +71,8 @@ class CountingLock(SessionLock):
 
 
 def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
-    harness = ServerHarness("abc")
-    lock = harness.session.roster.changed = CountingLock()
+    lock = CountingLock()
+    harness = ServerHarness("abc", lock=lock)
     parties = harness.run()
     role = start_receiving(harness)
     wait_for(lambda: lock.waits == 1)

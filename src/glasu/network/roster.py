@@ -162,6 +162,7 @@ class Roster:
         wait: float,
         clock: Callable[[], float],
         log: logging.Logger,
+        lock: SessionLock,
     ) -> None:
         """Create a roster in which no party is connected.
 
@@ -171,8 +172,9 @@ class Roster:
             wait: seconds that a party may be without a connection.
             clock: returns seconds.
             log: receives lines for people.
+            lock: guards the roster; its condition is notified after every change.
         """
-        self.changed = SessionLock()
+        self.changed = lock
         self.peers = {name: Peer(name, away_since=clock()) for name in names}
         self._handshake = handshake
         self.run = make_run_machine()

@@ -27,6 +27,7 @@ from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
 from glasu.network.roster import Attempt, Peer, RestartAttempt, Roster
 from glasu.network.states import PeerEvent, PeerState, RunEvent
+from glasu.network.transport import SessionLock
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
@@ -49,6 +50,7 @@ class ServerSession:
         log: logging.Logger,
         on_invalid_message: OnInvalidMessage = "abort",
         clock: Callable[[], float] = time.monotonic,
+        lock: SessionLock | None = None,
     ) -> None:
         """Prepare for the parties of the roster.
 
@@ -60,9 +62,11 @@ class ServerSession:
             log: receives lines for people.
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
             clock: returns seconds.
+            lock: guards the state of the session; None: a new lock.
         """
         self._handshake = handshake
-        self.roster = Roster(roster, handshake, wait, clock, log)  # hold `roster.changed` to read it
+        lock = SessionLock() if lock is None else lock  # hold it to read `roster`; it is `roster.changed`
+        self.roster = Roster(roster, handshake, wait, clock, log, lock)
         self.host = PeerFrames(self.roster, handshake, run, on_invalid_message)  # receives the streams of a `Listener`
 
     @property

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower.command import ChildCommand, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
+from glasu.network.address import split_address
 from glasu.network.run_folder import FinishedTraining, open_serving, read_report
 from glasu.pki.kit import open_kit
 
@@ -61,10 +62,9 @@ def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
 
 def accepts_connections(address: str) -> bool:
     """Return whether a process on this machine listens at the address."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host, port = split_address(address)
     try:
-        with socket.create_connection(("localhost" if host in ("0.0.0.0", "::") else host, int(port)), PAUSE):
+        with socket.create_connection(("localhost" if host in ("0.0.0.0", "::") else host, port), PAUSE):
             return True
     except OSError:
         return False

@@ -28,12 +28,11 @@ SPARE = 16 << 20  # bytes for the report, and for file sizes that the file syste
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
-    """Check sizes, features and edges. The numbers of features and edges are logged here and not sent."""
+    """Check features and edges. The numbers of features and edges are logged here and not sent.
+
+    Their sizes fit each other: `PartyData` refuses other data.
+    """
     graph, features = party.graph, party.features
-    sizes = {"ids": party.num_nodes, "rows of features": features.shape[0], "nodes of the graph": graph.num_nodes}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{count} {what}" for what, count in sizes.items())
-        return [Finding("dimensions", "bad", f"the sizes of its files differ: {listed}")]
     isolated = int(np.count_nonzero(np.diff(graph.indptr) == 0))
     log_detail(
         log, "dimensions", f"{party.num_features} features, {graph.num_edges} edges, {isolated} nodes without in-edges"
