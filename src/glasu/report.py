@@ -508,6 +508,25 @@ class PredictionReport(JsonRecord):
         return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
 
 
+def align_columns(rows: Sequence[Sequence[str]], words: int | None = None) -> list[str]:
+    """Return one line per row of a text table.
+
+    Args:
+        rows: the cells; all rows have the same number of columns.
+        words: the number of columns that are aligned left, from the first one; the others are aligned right. None: all
+            columns are aligned left.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words = len(widths) if words is None else words
+    return [
+        "  ".join(
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types; a float that is not finite becomes None."""
     if isinstance(value, Mapping):

@@ -32,6 +32,7 @@ from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.purposes import Purpose
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
+from glasu.report import align_columns
 
 THE_SERVER = "the server"
 NOT_STATED = "(nothing)"
@@ -285,9 +286,7 @@ def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
 def format_columns(differences: Sequence[Difference]) -> list[str]:
     """Return a table of the differences between two roles: a heading, then one line per difference."""
     rows = [(item.name, *map(_show, item.values.values())) for item in differences]
-    cells = [("", *differences[0].values), *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return align_columns([("", *differences[0].values), *rows])
 
 
 def format_differences(differences: Sequence[Difference]) -> str:
