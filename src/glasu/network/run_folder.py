@@ -77,11 +77,6 @@ def open_serving(out: Path) -> StateFile[ServingRecord]:
     return StateFile(out / SERVING, ServingRecord())
 
 
-def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:
-    """Read joining.json of a party's folder."""
-    return StateFile(out / JOINING, JoiningRecord(party=party))
-
-
 def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> bool:
     """Return whether a server's folder holds this run.
 

@@ -313,13 +313,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return SIGNED_UNPINNED if find_kit_error(kit, self.client.identity.names) else SIGNED
 
     def close(self, *, finished: bool) -> None:
-        """Stop the writing thread; after a finished run, remove the checkpoints."""
+        """Stop the writing thread and close the ledger; after a finished run, remove the checkpoints."""
         if self._saver is not None:
             self._saver.close()
         if finished:
             self.state.update(closed=True)
             for store in _list_stores(self._store):
                 store.clear()
+        super().close(finished=finished)
 
     def result(self) -> FinishedPart | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""

@@ -22,10 +22,9 @@ from glasu.network.run_folder import (
     check_same_secret,
     continues_part,
     continues_run,
-    open_joining,
     open_serving,
 )
-from glasu.network.state_file import JoiningRecord, ServingRecord
+from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.refusal import find_pin_error
@@ -106,7 +105,7 @@ def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding
         options: the options of the party.
         data: the digest of the party's data; None if the data cannot be read.
     """
-    record = open_joining(options.out, options.kit.name).value
+    record = StateFile(options.out / JOINING, JoiningRecord(party=options.kit.name)).value
 
     def continues() -> bool:
         is_this_run = continues_part(options.out, record, data, options.run)

@@ -50,7 +50,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             own: the findings so far.
             now: returns the time of this machine's clock.
         """
-        super().__init__(options, party)
+        super().__init__(options, None if party is None else party.name)
         folder = check_joining_folder(options, None if party is None else party.data_digest())
         self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
