@@ -52,7 +52,6 @@ from glasu.runtime.ledger_file import LEDGER
 from glasu.runtime.output_dir import JOINING
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
-from glasu.timing import Stopwatch
 
 ResultT = TypeVar("ResultT")
 
@@ -143,7 +142,6 @@ class ScriptParty(PartyPurpose[ResultT]):
         super().__init__(options, owner)
         self.state = StateFile(options.out / state_file, JoiningRecord(party=owner))
         self.telemetry = Telemetry(options.clock)
-        self.watch = self.telemetry.watch  # adds up the computing time of the script
         self.session_ledger = SessionLedger(owner, self.signer)
 
     @abstractmethod
@@ -211,7 +209,7 @@ class ScriptParty(PartyPurpose[ResultT]):
             self.open_attempt(attempt)
             script = self.begin(attempt)
             session.confirm(attempt)
-            result = drive(script, perform, self.watch)
+            result = drive(script, perform, self.telemetry.watch)
             perform.flush()
             finished = self.finish(result)
             head = self.session_ledger.sign_head(self.scope(), is_last=True)
@@ -270,7 +268,7 @@ class ClientPurpose(ScriptParty[ResultT]):
             party,
             index=offered.index,
             names=offered.roster,
-            watch=Stopwatch(self.options.clock),
+            watch=self.telemetry.watch,
             preparation=preparation,
             secret=secret,
             signer=KitSigner(kit, requires_pins=config.privacy.hides_parts),
@@ -278,9 +276,7 @@ class ClientPurpose(ScriptParty[ResultT]):
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
         self.session_ledger.ledger = client.release.ledger
-        self.telemetry.add_watch(client.watch)
-        self._client, self.watch = client, client.watch
-        self._limits = limit_messages(config, party)
+        self._client, self._limits = client, limit_messages(config, party)
 
     def settings(self) -> RunConfig:
         """Return the settings of the run. A preset may leave several candidates."""
