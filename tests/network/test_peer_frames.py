@@ -811,7 +811,7 @@ def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up
     assert harness.connect("b").last_word().kind == "Stopped"
     first.end()
     ending.outcome(20)
-    assert not any("waiting for it to return" in line for line in harness.log)
+    assert not any("waiting for this party to return" in line for line in harness.log)
 
 
 def test_a_failure_jumps_ahead_of_data_that_waits():

@@ -57,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
-    """The work of a party in a session. The default methods compute and save nothing."""
+    """The work of a party in a session. By default, it runs no attempts and exchanges no messages."""
 
     purpose: ClassVar[Purpose]
 

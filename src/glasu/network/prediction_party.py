@@ -42,7 +42,7 @@ from glasu.wire.message_key import ATTEMPTS
 class Query:
     """The nodes whose scores a party requests."""
 
-    nodes: NodeSet  # positions; empty: the party only helps the others
+    nodes: NodeSet  # positions; empty: the party only helps the other parties
     file_format: str = "csv"  # or "parquet"
 
 
@@ -53,7 +53,7 @@ class Predicted:
     It is empty if the party requested no nodes, or if another party has the labels.
     """
 
-    nodes: NodeSet  # positions: first the requested nodes in their order, then those that others requested
+    nodes: NodeSet  # positions: first the requested nodes in their order, then those that other parties requested
     scores: NDArray[Any]
     file: Path | None
     missing: tuple[str, ...] = ()  # parties of the training that did not take part
@@ -68,7 +68,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         """Load the trained model of the folder.
 
         Raises:
-            ConfigError: the folder holds no finished training of this party, or the training had another secret.
+            ConfigError: the folder holds no finished training of this party, or the training used another secret.
             ConfigError: the model needs more memory than this party allows.
             DataError: the party's data does not fit the model.
         """

@@ -53,7 +53,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             name = self.config.train.label_owner
             owner = "" if name is None else f", except {name} with the labels"
             self.options.log.info(
-                "prediction: the others continue without a party that has no connection for %.0f s%s.",
+                "prediction: the other parties continue without a party that has no connection for %.0f s%s.",
                 self.options.wait,
                 owner,
             )
@@ -61,12 +61,12 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
         """Plan an attempt with a new run id, because a repeated request may have different contents.
 
-        The parties that are present are the clients of this attempt, as if there were no others.
+        The parties that are present are the clients of this attempt, as if the roster listed no others.
         """
         statements, self._present = self.admission.collect_statements(present), tuple(present)
         number = self.count_attempt()
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and all of them state the same.
+        # The parties know which model was selected, and all of them state the same model.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 

@@ -83,7 +83,7 @@ def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: S
     Until a party has joined, the settings of a run may change; such a folder holds no run.
 
     Raises:
-        ConfigError: the folder holds a run of other parties or settings.
+        ConfigError: the folder holds a run with other parties or settings.
     """
     if record.run is None:
         refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)
@@ -116,7 +116,7 @@ def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
 def _refuse_other_run(
     out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str], or_else: str = ""
 ) -> None:
-    """Refuse a server's folder with a run of other parties or settings; `or_else` names further remedies."""
+    """Refuse a server's folder with a run of other parties or settings; `or_else` adds remedies to the error."""
     if record.roster != tuple(roster):
         raise ConfigError(
             f"{out}: holds a run of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
@@ -150,7 +150,7 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
     if only not in (None, record.run):
         raise ConfigError(
             f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of that run.",
-            "holds a part of a run other than that of --run; give the --out of that run",
+            "holds a part of a run other than the one that --run names; give the --out folder of that run",
         )
     if data not in (None, record.data):
         raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
@@ -191,7 +191,7 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
 
 
 def read_subsets(out: Path) -> list[SubsetScores]:
-    """Return the validation scores of subsets of the parties in report.json of a server; none without a report.
+    """Return the validation scores of subsets of the parties from a server's report.json; none without a report.
 
     A prediction needs no report. If the report is unreadable, the scores are unknown.
     """

@@ -56,7 +56,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         Args:
             options: the options of the command.
             served: the run that the parties are offered.
-            policy: what the server does with a process that differs from the run.
+            policy: decides what the server does with a process that differs from the run.
         """
         self.options, self.config, self.run = options, served.config, served.run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
@@ -104,7 +104,8 @@ class ServerPurpose(ABC, Generic[ReportT]):
 class ScriptPurpose(ServerPurpose[ReportT]):
     """A purpose that runs a script with the parties, in attempts: training, prediction, alignment.
 
-    It refuses parties that differ, and records the admitted processes and the heads of the parties' ledgers.
+    It refuses parties that differ from the run, and records the admitted processes and the heads of the parties'
+    ledgers.
     """
 
     purpose: ClassVar[Purpose]

@@ -90,8 +90,8 @@ class ServerSession:
         """Wait until every party is connected and its statement has passed the handshake.
 
         Returns:
-            The parties that take part, in client order. A party that was absent for too long is omitted if the others
-            can continue without it.
+            The parties that take part, in client order. A party that was absent for too long is omitted if the other
+            parties can continue without it.
         """
         roster = self.roster
         with roster.changed:
@@ -161,7 +161,7 @@ class ServerSession:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
-        """Send one message to every party; wait until its window has room."""
+        """Send one message to every party; wait until the window of every party has room."""
         self._send([encode(message)] * self.num_present, message)
 
     def scatter(self, messages: Sequence[Message]) -> None:
@@ -181,7 +181,7 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def drop_sender(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error, if the policy is to wait for it; otherwise return False.
+        """Drop the party whose message caused an error, if the policy is to wait for it. Otherwise return False.
 
         If it returns True, the caller must gather the parties again.
         """
@@ -198,7 +198,7 @@ class ServerSession:
 
         Args:
             seconds: how long to wait.
-            goodbye: a payload for every party, which its `ClientSession.goodbye` returns.
+            goodbye: a payload for every party; `ClientSession.goodbye` holds it at the party.
         """
         roster = self.roster
         with roster.changed:

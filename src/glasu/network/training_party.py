@@ -1,4 +1,4 @@
-"""A party's part of a training: the handshake, its checkpoints, its client, and its report."""
+"""A party's part of a training run: the handshake, its checkpoints, its client, and its report."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class PartyCheckpoint:
     """A checkpoint of a party."""
 
     client: ClientState
-    telemetry: TelemetryState  # with evaluations only if scores stay at the parties
+    telemetry: TelemetryState  # contains evaluations only if the scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[FinishedPart]):
-    """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
+    """One process of a party in a training run. Its folder belongs to the run from the first attempt on."""
 
     purpose = TRAINING
 
@@ -182,7 +182,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         assert self._first is not None
         client, state, telemetry = self.client, self._first, TelemetryState()
         if attempt.present != client.identity.names:
-            raise ProtocolError("the server omitted a party; a training needs all parties.")
+            raise ProtocolError("the server omitted a party, but a training run needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
         self.wait_until_durable()
@@ -270,7 +270,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def observe(self, event: Event) -> None:
         """Pass an event to the observer, and the status after a round."""
         super().observe(event)
-        if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report it
+        if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report these
             self.telemetry.observe(event)
         if isinstance(event, CandidateStarted):
             self.options.log.info("%s", self.telemetry.record_candidate(event))

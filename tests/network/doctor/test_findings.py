@@ -79,7 +79,7 @@ def test_a_disk_must_have_room_for_checkpoints(free, level, tmp_path, monkeypatc
     [
         (0.2, 0.1, "good", "0.2 s ahead of the server's"),
         (-60.0, 0.1, "warning", "60.0 s behind the server's"),
-        (400.0, 0.1, "bad", "set both by NTP"),
+        (400.0, 0.1, "bad", "set both clocks by NTP"),
         (-20.0, 15.0, "good", ""),  # a slow line is not a wrong clock
     ],
 )
@@ -170,7 +170,7 @@ def test_edges_that_name_nodes_out_of_range_are_bad():
     indices[:2] = (24, -1)
     found = check_data(replace(party, graph=Graph.without_checks(party.graph.indptr, indices)), LOG)
     assert levels(found)["edges"] == "bad"
-    assert "2 of them name missing nodes" in found[-1].text
+    assert "2 of them name nodes that do not exist" in found[-1].text
 
 
 def test_no_edge_at_all_is_a_warning():

@@ -20,7 +20,7 @@ from glasu.network.address import split_address
 from glasu.network.run_folder import FinishedTraining, open_serving, read_report
 from glasu.pki.kit import open_kit
 
-TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
+TTL = 30 * 86400.0  # seconds; with Flower's default, a training run would end after 12 hours
 PAUSE = 1.0
 
 
@@ -53,7 +53,7 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Chil
 def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
     """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
     while True:
-        # The server writes serving.json when it has bound its address.
+        # The server writes serving.json after it has bound its address.
         if accepts_connections(settings.listen) and (run := open_serving(settings.folder).value.run):
             return run
         check_alive(serving)

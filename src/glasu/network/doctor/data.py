@@ -1,4 +1,4 @@
-"""Checks of a party's data: sizes, features, edges, labels, and whether it fits the server's settings."""
+"""Checks of a party's data: features, edges, labels, and whether the data fits the server's settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
     found = [Finding("dimensions", "good", f"{party.num_nodes} nodes; features and edges fit them")]
     values = features if isinstance(features, np.ndarray) else features.data
     if not all(np.isfinite(values[rows]).all() for rows in divide_rows(values)):
-        found.append(Finding("features", "bad", "some are not finite numbers; clean them or set --missing"))
+        found.append(Finding("features", "bad", "some values are not finite numbers; clean them or set --missing"))
     found.append(_check_edges(graph))
     return found
 
@@ -51,7 +51,7 @@ def _check_edges(graph: Graph) -> Finding:
     pieces = (graph.indices[indptr[0] : indptr[-1]] for _, indptr in graph.node_pieces())
     wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
-        return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
+        return Finding("edges", "bad", f"{wrong} of them name nodes that do not exist; read the files again")
     return Finding("edges", "good", "all of them connect two of its nodes")
 
 
