@@ -34,6 +34,10 @@ class JsonRecord(Mapping[str, Any]):
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {key: value for key, value in values.items() if value is not None}
 
+    def to_json(self) -> str:
+        """Return the content of a JSON file; a float that is not finite becomes null."""
+        return json.dumps(to_json_value(self), indent=2) + "\n"
+
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]
 
@@ -503,9 +507,24 @@ class PredictionReport(JsonRecord):
         mark = f" without {', '.join(self.missing)}" if self.missing else ""
         return f"predicted {self.nodes} nodes{mark}; {self.traffic.bytes_to_clients / 1e6:.1f} MB sent to the parties."
 
-    def to_json(self) -> str:
-        """Return the content of prediction.json."""
-        return json.dumps(to_json_value(self), indent=2) + "\n"
+
+def align_columns(rows: Sequence[Sequence[str]], words: int | None = None) -> list[str]:
+    """Return one line per row of a text table.
+
+    Args:
+        rows: the cells; all rows have the same number of columns.
+        words: the number of columns that are aligned left, from the first one; the others are aligned right. None: all
+            columns are aligned left.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words = len(widths) if words is None else words
+    return [
+        "  ".join(
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def to_json_value(value: Any) -> Any:

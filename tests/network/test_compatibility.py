@@ -289,10 +289,10 @@ def test_another_build_of_the_same_version_is_accepted_and_reported_to_all_once(
         role.outcome()
     server.outcome()
     for who in ("server", *"ab"):
-        found = [line for line in cluster.lines[who] if line.startswith("b: its build differs from that at a")]
+        found = [line for line in cluster.lines[who] if line.startswith("b: its build differs from that of a")]
         assert len(found) == 1
         assert f"torch build: a {list_versions()['torch']}, b {torch}+other" in found[0]
-        assert any("b: its build differs from that at the server" in line for line in cluster.lines[who])
+        assert any("b: its build differs from that of the server" in line for line in cluster.lines[who])
 
 
 def with_clients(welcome, count):

@@ -236,7 +236,7 @@ def test_a_signature_counts_only_with_the_certificate_and_the_pinned_key_of_its_
         "b", stranger.certificate, stranger.sign(CONTENT), CONTENT
     )
     wrong = dataclasses.replace(open_kit(own_kits / "a"), pins={"b": "0" * 24, "c": "0" * 24})
-    assert "for a key that is not the pinned one" in KitSigner(wrong).find_error(
+    assert "for a key that is not the pinned key" in KitSigner(wrong).find_error(
         "b", peer.certificate, signature, CONTENT
     )
     unpinned = dataclasses.replace(open_kit(own_kits / "a"), pins={})

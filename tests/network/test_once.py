@@ -94,7 +94,7 @@ def test_a_missing_or_changed_secret_is_refused_in_a_prediction(keys, state, tra
     error = cluster.predict_with("b", [3]).error()
     said = {"missing": "is missing", "changed": "has changed since the training"}[state]
     assert isinstance(error, ConfigError)  # exit code 2
-    assert str(error) == f"{file}: {said}; restore the file of that time, or train again."
+    assert str(error) == f"{file}: {said}; restore the file that this training used, or train again."
     assert str(tmp_path) not in error.public_message
     assert file.exists() == (state == "changed")  # it is not made again
     assert (tmp_path / "b" / LEDGER).read_bytes() == ledger

@@ -13,6 +13,7 @@ import pytest
 from glasu.errors import ConfigError
 from glasu.integrations.prometheus import parse_metrics_address, refuse_shared_address, serve_metrics
 from glasu.network.options import Status
+from glasu.runtime.telemetry import PARTS
 from support.cluster import Cluster
 from support.tiny import tiny
 
@@ -98,6 +99,15 @@ def test_the_server_counts_what_it_does_and_how_long_it_waits(run):
     assert seconds["waiting"] > seconds["communication"] > 0
     assert 0.5 * seconds["total"] < seconds["waiting"] + seconds["communication"] <= seconds["total"]
     assert set(re.findall(r'^glasu_seconds_total\{part="(\w+)"\}', texts[-1], re.M)) == {"waiting", "communication"}
+
+
+def test_a_party_counts_every_second_for_one_activity(kits, tmp_path):
+    config, parties = tiny()
+    _, reports = Cluster(config, parties, kits, tmp_path).run()
+    for report in reports.values():
+        total, *parts = (report["seconds"][name] for name in ("total", *PARTS))
+        assert all(part > 0 for part in parts)
+        assert sum(parts) <= total
 
 
 def test_labels_name_parties_phases_and_metrics_and_nothing_else(run):

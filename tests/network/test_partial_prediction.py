@@ -247,7 +247,7 @@ def test_a_party_refuses_a_training_that_leaves_out_another_one(kits, tmp_path):
 
     server = cluster.serve()
     roles = [cluster.join("a"), cluster.join("b")]
-    assert "a training needs all parties" in str(cluster.join("c", Misled).error())
+    assert "a training run needs all parties" in str(cluster.join("c", Misled).error())
     for role in (server, *roles):
         assert isinstance(role.error(), TrainingError)
 

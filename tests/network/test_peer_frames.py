@@ -71,8 +71,8 @@ class CountingLock(SessionLock):
 
 
 def test_the_thread_of_the_run_wakes_for_the_last_message_alone():
-    harness = ServerHarness("abc")
-    lock = harness.session.roster.changed = CountingLock()
+    lock = CountingLock()
+    harness = ServerHarness("abc", lock=lock)
     parties = harness.run()
     role = start_receiving(harness)
     wait_for(lambda: lock.waits == 1)
@@ -811,7 +811,7 @@ def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up
     assert harness.connect("b").last_word().kind == "Stopped"
     first.end()
     ending.outcome(20)
-    assert not any("waiting for it to return" in line for line in harness.log)
+    assert not any("waiting for this party to return" in line for line in harness.log)
 
 
 def test_a_failure_jumps_ahead_of_data_that_waits():

@@ -305,7 +305,7 @@ def test_models_of_two_trainings_are_not_mixed(train_once, kits, tmp_path):
     error = other.predict_with("b").error()
     assert isinstance(error, ConfigError)
     assert "training:" in str(error)
-    assert "the --out folder belongs to another training; give the folder of the one that" in str(error)
+    assert "the --out folder belongs to another training; give the folder of the training that" in str(error)
     cluster.end(server, a)
 
 

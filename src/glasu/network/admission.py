@@ -101,7 +101,7 @@ class Admission:
         self._policy.record_attempt()
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return the reason why these parties cannot continue without the others; None if they can."""
+        """Return the reason why these parties cannot continue without the missing ones; None if they can."""
         if self._served.purpose.absence_error is not None:
             return self._served.purpose.absence_error
         try:
@@ -115,7 +115,7 @@ class Admission:
         return {THE_SERVER: own, **{name: facts for name, facts in self._stated.items() if name != party}}
 
     def _refuse_missing_tags(self, party: str, facts: Facts) -> None:
-        """Refuse a party that received the shares of the others but states no HMAC for one of them."""
+        """Refuse a party that received the shares of the other parties but states no HMAC for one of them."""
         asked, shares = self._asked
         if asked != party or shares.get(party) != facts.share:
             return

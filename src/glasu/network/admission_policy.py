@@ -45,7 +45,7 @@ class ServedRun:
 
 
 class AdmissionPolicy(ABC):
-    """Decides how the server treats a process that differs from the others, and records the process."""
+    """Decides how the server treats a process that differs from the run, and records the process."""
 
     @abstractmethod
     def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
@@ -180,7 +180,7 @@ class Refuse(AdmissionPolicy):
             raise RefusalError(
                 Code.UNWANTED_RUN,
                 f"it was started for run {make_printable(hello.only, 64)} (--run), and this is run {run}. Check the "
-                "address of the server and the id.",
+                "address of the server and the id of the run.",
             )
         if hello.run not in (None, run):
             raise RefusalError(
@@ -203,7 +203,7 @@ class Refuse(AdmissionPolicy):
             raise RefusalError(
                 Code.NO_COMMON_CHECKPOINT,
                 f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
-                "--out folder that lost them, or start over with --fresh at the server and at every party.",
+                "--out folder that lost its checkpoints, or start over with --fresh at the server and at every party.",
             )
 
     def _check_settings(self, party: str, stated: StatementPayload) -> None:

@@ -9,18 +9,17 @@ from pathlib import Path
 from glasu.config import RunConfig
 from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
-from glasu.errors import ConfigError, ProtocolError
+from glasu.errors import ProtocolError
 from glasu.network.compatibility import read_offered_config
 from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, collect_server_facts
-from glasu.network.fencing import count_start, describe_process, note_welcome
-from glasu.network.handshake import HelloPayload, Payload, ResultPayload, StatementPayload, WelcomePayload
-from glasu.network.join import PartyPurpose
+from glasu.network.fencing import describe_process, note_welcome
+from glasu.network.handshake import HelloPayload, Payload, ResultPayload, WelcomePayload
+from glasu.network.join import ScriptParty
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
 from glasu.network.purposes import ALIGNMENT
-from glasu.network.run_folder import open_aligning_party
 from glasu.network.session_ledger import LedgerScope
 from glasu.privacy.blinding import Blinding
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, client_alignment
@@ -29,7 +28,7 @@ from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
 from glasu.records import to_plain
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
-from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import ATTEMPTS
 
 
@@ -43,7 +42,7 @@ class AlignedFolder:
     ids: int  # number of the party's ids
 
 
-class AlignmentParty(PartyPurpose[AlignedFolder]):
+class AlignmentParty(ScriptParty[AlignedFolder]):
     """One process of a party in an alignment. `options.out` is the folder with the party's tables."""
 
     purpose = ALIGNMENT
@@ -56,15 +55,9 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
             max_ids: the size of the largest set that this party accepts from another party.
             secret: the bytes from which this party's scalars are derived; None: new random bytes.
         """
-        super().__init__(options, None)
         self.manifest, self.ids = read_normalized_ids(options.out)
-        if self.manifest.name != options.kit.name:
-            raise ConfigError(
-                f"the data belongs to party {self.manifest.name!r} and the kit to party {options.kit.name!r}; use the "
-                f"kit of {self.manifest.name!r}."
-            )
+        super().__init__(options, self.manifest.name, ALIGNING)
         self.blinding = Blinding(secrets.token_bytes(32) if secret is None else secret)
-        self.state = open_aligning_party(options.out, self.manifest.name)
         self._max_ids = max_ids
         self._offered: tuple[WelcomePayload, RunConfig, SetLimits] | None = None
         self._aligned: AlignedFolder | None = None
@@ -73,14 +66,10 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         """Return the facts of this party. About its ids they state only the rules that normalised them."""
         return collect_server_facts(self.purpose, id_rules=str(self.manifest.id_rules))
 
-    def start(self) -> None:
-        """Count this start of the command. Fencing needs the count."""
-        count_start(self.state)
-
     def hello(self) -> Payload:
         """Return the hello of this process."""
         process = describe_process(self.state.value)
-        return to_plain(HelloPayload(facts=self.facts(), process=process, rounds={0: START}))
+        return to_plain(HelloPayload(facts=self.facts(), process=process, rounds=self.list_checkpoints()))
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check the roster and the settings of the server."""
@@ -103,18 +92,9 @@ class AlignmentParty(PartyPurpose[AlignedFolder]):
         offered, config, _ = self._require_offer()
         return LedgerScope(offered.run, "", self.purpose.name, config.digest())
 
-    def statement(self) -> Payload:
-        """Return the facts and settings with which this party is ready."""
-        config = self._require_offer()[1]
-        return to_plain(
-            StatementPayload(
-                digest=config.digest(),
-                settings=config.flatten(),
-                rounds={0: START},
-                facts=self.facts(),
-                ledger=self.session_ledger.sign_head(self.scope()),
-            )
-        )
+    def settings(self) -> RunConfig:
+        """Return the settings that the server offered, which are part of the statement."""
+        return self._require_offer()[1]
 
     def _require_offer(self) -> tuple[WelcomePayload, RunConfig, SetLimits]:
         assert self._offered is not None  # the session calls `welcome` first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import open_aligning
 from glasu.network.serve import ScriptPurpose
-from glasu.network.state_file import write_named
+from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.report import JsonRecord, Seconds, Traffic, to_json_value
+from glasu.report import JsonRecord, Seconds, Traffic
 from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
 
@@ -52,10 +51,6 @@ class AlignmentReport(JsonRecord):
         sent = self.traffic.bytes_to_clients / 1e6
         return f"aligned {self.common} common ids ({sizes}); {sent:.1f} MB sent to the parties."
 
-    def to_json(self) -> str:
-        """Return the content of alignment.json."""
-        return json.dumps(to_json_value(self), indent=2) + "\n"
-
 
 def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...]:
     """Return the overlaps with the names of the parties, the largest groups first."""
@@ -79,19 +74,16 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         config = prepare_config_for_network(options.config, options.kit.roster)
         self.limits = SetLimits(config.wire.chunk_rows, max_ids)
         facts, run = collect_server_facts(self.purpose), secrets.token_hex(RUN_BYTES)
-        super().__init__(options, facts, config, run, open_aligning(options.out))
+        super().__init__(options, facts, config, run, StateFile(options.out / ALIGNING, ServingRecord()))
 
     def begin(self) -> None:
-        """Begin an alignment. Each process serves a separate alignment."""
-        self.state.update(run=self.run, processes={}, attempt=0)
-        parties = ", ".join(self.options.kit.roster)
-        self.options.log.info("alignment: this server and all of %s must stay online until it is done.", parties)
+        """Begin an alignment."""
+        self.begin_apart()
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Comparison]]:
         """Plan an attempt with a new run id."""
         statements = self.admission.collect_statements(present)
-        number = self.state.value.attempt + 1
-        self.state.update(attempt=number)
+        number = self.count_attempt()
         identity = Identity(tuple(statements), None, SERVER, derive_attempt_run(self.run, number))
         attempt = Attempt(number, 0, dict.fromkeys(statements, START), self.limits.limit_messages().check)
         return attempt, server_alignment(identity, self.limits)

@@ -34,14 +34,14 @@ class NewAttempt(Exception):  # noqa: N818 - not an error: another attempt follo
 
 
 class ClientSession:
-    """The party's end of a run."""
+    """The party's side of a session."""
 
     def __init__(self, options: ConnectOptions, handshake: ClientHandshake) -> None:
         """Prepare the session. `open` sends the first frame.
 
         Args:
             options: the server, the kit, and how long to wait.
-            handshake: this party's statements and decisions.
+            handshake: makes the statements and decisions of this party.
         """
         self._handshake, self._log = handshake, options.log
         self.connection = Connection(options, handshake.hello)

@@ -32,6 +32,7 @@ from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.purposes import Purpose
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
+from glasu.report import align_columns
 
 THE_SERVER = "the server"
 NOT_STATED = "(nothing)"
@@ -40,13 +41,13 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FactRule:
-    """Facts that must be equal for every role that states them."""
+    """Facts that must be equal at all roles that state them."""
 
     check: str  # name of the check; its rules are ordered, because breaking one often breaks later ones
     facts: tuple[str, ...]
     remedy: str = ""
     level: Level = "bad"  # the level of a difference
-    code: Code = Code.DIFFERENT_FACTS  # of a refusal
+    code: Code = Code.DIFFERENT_FACTS  # the code of the refusal
 
 
 RULES = (
@@ -62,7 +63,7 @@ RULES = (
     FactRule(
         "training",
         ("training", "selected"),
-        "the --out folder belongs to another training; give the folder of the one that the server predicts with",
+        "the --out folder belongs to another training; give the folder of the training that the server predicts with",
     ),
     FactRule("parties", ("parties",)),
     FactRule("ids", ("id_rules",), "set id_unicode, id_case and id_whitespace in party.toml alike at all parties"),
@@ -156,10 +157,11 @@ def refuse_missing_facts(purpose: Purpose, party: str, facts: Facts, server: Fac
 
 
 def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> list[str]:
-    """Return a warning for each role that has the same versions but other builds."""
+    """Return a warning for each other role that has the same versions as a party, but different builds."""
     found = {other: compare_facts({other: stated, party: facts}, ("builds",)) for other, stated in others.items()}
     return [
-        f"{party}: its build differs from that at {other}, so last bits may differ: {format_differences(differences)}."
+        f"{party}: its build differs from that of {other} ({format_differences(differences)}), so results may differ "
+        "in the last bits."
         for other, differences in found.items()
         if differences
     ]
@@ -221,7 +223,7 @@ def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]
 
 
 def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
-    """Compare a party's --expect with the server's settings. The number of clients may differ."""
+    """Return how a party's --expect differs from the server's settings. The number of clients may differ."""
     agreed, _ = override_settings(agreed.replace(data={"num_clients": server.data.num_clients}))
     return compare_settings({f"{party} expects": agreed.flatten(), THE_SERVER: server.flatten()})
 
@@ -285,9 +287,7 @@ def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
 def format_columns(differences: Sequence[Difference]) -> list[str]:
     """Return a table of the differences between two roles: a heading, then one line per difference."""
     rows = [(item.name, *map(_show, item.values.values())) for item in differences]
-    cells = [("", *differences[0].values), *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return align_columns([("", *differences[0].values), *rows])
 
 
 def format_differences(differences: Sequence[Difference]) -> str:

@@ -34,7 +34,7 @@ Connect = Callable[[Kit, str, FrameStream, Callable[[ClientStream, bytes | Disco
 
 @dataclass(frozen=True)
 class ConnectOptions:
-    """The server to connect to, and how. Tests replace the parts that take time."""
+    """The server to connect to, and how to connect. Tests replace the functions that take time."""
 
     kit: Kit
     address: str  # address of the server, host:port
@@ -47,7 +47,7 @@ class ConnectOptions:
 
 
 class Inbound:
-    """What arrived on one stream, besides numbered frames."""
+    """The state of one stream, and what arrived on it besides numbered frames."""
 
     def __init__(self, now: float) -> None:
         self.welcome: control.Welcome | None = None
@@ -130,7 +130,11 @@ class Connection:
             return frame
 
     def wait_until(self, done: Callable[[], bool], what: str) -> control.Welcome | None:
-        """Wait until `done`, and reconnect whenever the stream breaks; return a welcome as `take` does."""
+        """Wait until `done` returns True, and reconnect whenever the stream breaks.
+
+        Returns:
+            The welcome of a new server process, which knows no earlier frames; None when `done` returns True.
+        """
         patience, log_after = max(self._options.wait, LONGEST_SILENCE), SILENT_AFTER
         while True:
             with self.changed:
@@ -207,7 +211,7 @@ class Connection:
     # --- for gRPC's reader ------------------------------------------------------------------------
 
     def _arrive(self, stream: ClientStream, event: bytes | Disconnection) -> None:
-        """Process a frame, or the end of this stream. What follows the end is ignored."""
+        """Process a frame, or the end of this stream. Frames after the end are ignored."""
         try:
             frame = None if isinstance(event, Disconnection) else read_frame(event)
             with self.changed:
@@ -237,7 +241,7 @@ class Connection:
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.content_at = inbound.frame_at
-            if not isinstance(frame.control, control.StatementRequest):  # every welcome is followed by one
+            if not isinstance(frame.control, control.StatementRequest):  # the server sends one after every welcome
                 self._delay = 0.0  # the server serves this party
 
     def _take_unnumbered(self, outgoing: FrameStream, message: Any) -> None:

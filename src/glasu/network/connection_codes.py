@@ -32,7 +32,7 @@ class ConnectionCode(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether another attempt is useless."""
+        """Whether another attempt to connect is useless."""
         return self in _FINAL
 
 
@@ -88,11 +88,11 @@ SENTENCES: dict[ConnectionCode, str] = {
 ADVICE: dict[ConnectionCode, str] = {
     _C.UNKNOWN_NAME: "Give the correct name in --server, or ask your DNS administrator.",
     _C.NOT_TLS: "Give host and port of glasu serve in --server.",
-    _C.UNREADABLE_REVOCATIONS: "Ask the server's operator to restore revoked.pem, and start the same command again.",
+    _C.UNREADABLE_REVOCATIONS: "Ask the server's operator to restore revoked.pem, then run the same command again.",
     _C.ANOTHER_RUN: "Start the server with the --out of that run, or join the new run with --fresh.",
-    _C.OUT_OF_DESCRIPTORS: "Raise the limit (ulimit -n), and start the same command again.",
+    _C.OUT_OF_DESCRIPTORS: "Raise the limit (ulimit -n), then run the same command again.",
 }
-DEFAULT_ADVICE = "Start the server, and the same command again."
+DEFAULT_ADVICE = "Start the server, then run the same command again."
 
 
 def describe_end(ended: Disconnection, address: str, ca_fingerprint: str) -> str:

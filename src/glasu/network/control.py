@@ -62,7 +62,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Statement:
-    """Party: it is ready to run."""
+    """Party: it is ready to run; these are its facts, settings and checkpoints."""
 
     payload: Payload
 
@@ -71,7 +71,8 @@ class Statement:
 class StatementRequest:
     """Server: request another statement of settings and checkpoints, because another attempt follows.
 
-    With shares, each party also states HMACs of its ids for the others (`glasu.network.id_keys`).
+    If the request contains key shares, the party also states HMACs of its ids for the other parties
+    (`glasu.network.id_keys`).
     """
 
     shares: Annotated[Mapping[str, IdShare], Length(MAX_PARTIES)] = field(default_factory=dict)  # by party
@@ -204,7 +205,7 @@ def read_control(body: bytes | memoryview, most: int) -> Any:
 
 
 def refuse_control(message: object) -> ProtocolError:
-    """Return the error for a control message that is not allowed now, or not from this side."""
+    """Return the error for a control message that is not allowed now, or that this side must not send."""
     return ProtocolError(f"control message {type(message).__name__!r}: it is not expected now.")
 
 
@@ -214,7 +215,7 @@ def derive_attempt_run(run: str, attempt: int) -> bytes:
 
 
 def describe_start(progress: Progress | None) -> str:
-    """Describe where an attempt begins; None: it has no rounds."""
+    """Describe where an attempt begins; `progress` is None if the purpose has no rounds."""
     if progress is None:
         return "starting"
     if not progress.round:

@@ -1,4 +1,4 @@
-"""Facts: the statements of a role about itself in the handshake. The server compares those of all roles.
+"""Facts: the statements of a role about itself in the handshake. The server compares the facts of all roles.
 
 Facts are versions, counts and digests of whole lists. They never contain an id, a label or a feature, or the digest of
 a single id, because an attacker could guess it. Digests of ids are HMACs under keys that the server does not have: the
@@ -50,9 +50,10 @@ class Facts:
     id_rules: Short | None = field(default=None, metadata={"label": "rules for ids"})  # alignment
     alignment: Short | None = None  # an HMAC that names the alignment, or NOT_ALIGNED
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
-    id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC, of aligned parties
+    id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC; only for aligned parties
     id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
-    share: IdShare | None = None  # of parties that are not aligned: key of this process, and HMACs for the others
+    # Only for parties that are not aligned: the key of this process, and HMACs for the other parties.
+    share: IdShare | None = None
     id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
     class_names: Short | None = field(default=None, metadata={"label": "class names (SHA-256)"})

@@ -46,7 +46,7 @@ def describe_process(record: JoiningRecord) -> Process:
 class Fence:
     """The process of each party that the server admitted last.
 
-    It is durable, so a restarted server still refuses others.
+    The record is durable, so a restarted server still refuses other processes.
     """
 
     def __init__(self, state: StateFile[ServingRecord]) -> None:

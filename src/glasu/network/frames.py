@@ -1,14 +1,14 @@
-"""Frames of a stream. They are numbered, acknowledged, resent after a break, and checked before they are stored.
+"""Frames of a stream. They are numbered, acknowledged, sent again after a break, and checked before they are stored.
 
 frame     kind (1 byte), number (8), last number received from the other side (8), body
 control   a JSON object, see `control.py`
 piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order.
-          A party may put several short messages into one frame
+          A party may put several short messages into one frame.
 ack       no body: only the number received
 
 The frames of one direction are numbered from 1, across all streams of the same two processes. Number 0 is outside the
 sequence: hello and welcome, acks, notices, and the last message of either side. Such frames may be lost. This module
-has no locks: a session holds its lock when it calls it.
+has no locks: a session holds its own lock when it calls a function of this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PIECE = 1 << 20
 MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses longer frames before they reach this module
 CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and starts have a few KiB
 WINDOW = 8 << 20  # unacknowledged bytes in flight; it allows 80 MB/s at a round trip of 100 ms
-ROOM = 8 << 20  # bytes of one peer in its inbox at which acknowledgements stop
+ROOM = 8 << 20  # acknowledgements stop when this many bytes from one peer wait in its inbox
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
 FRAME_HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
@@ -222,7 +222,7 @@ class Channel:
         return not self.is_full and self._unacknowledged >= self._window // 16
 
     def take_next(self) -> bytes | None:
-        """Return the next frame to send, or an ack if one is due."""
+        """Return the next frame to send, an ack if one is due, or None."""
         may_acknowledge = not self.is_full
         acknowledged = self.received if may_acknowledge else self._acknowledged
         frame = self.outbox.take_next(acknowledged)

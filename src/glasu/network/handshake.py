@@ -130,7 +130,7 @@ class StatementPayload:
 
 @dataclass(frozen=True, kw_only=True)
 class GoodbyePayload:
-    """Server: the run is finished, with these ledgers of the parties."""
+    """Server: the run is finished; these are the last heads of the parties' ledgers."""
 
     ledgers: Mapping[str, SignedHead] = field(default_factory=dict)
 
@@ -161,7 +161,8 @@ class ServerHandshake(Protocol):
         Args:
             party: the name in the peer's certificate.
             hello: the result of `ClientHandshake.hello` at the party.
-            closing: whether the run is complete. If so, admit only processes that do not know it yet.
+            closing: whether the run is complete. If so, admit only processes that have their results but do not know
+                yet that the run is complete.
         """
         ...
 
@@ -169,16 +170,16 @@ class ServerHandshake(Protocol):
         """Check and keep the statement of a party that is ready to run, or raise `RefusalError`.
 
         Returns:
-            Lines for the logs of the server and of every party, for example about other builds of a library.
+            Lines for the logs of the server and of every party, for example about different builds of a library.
         """
         ...
 
     def withdraw(self, party: str) -> None:
-        """Forget a party's admitted process: it declined, `prepare` refused it, or the others continue without it."""
+        """Forget a party's admitted process: it declined, `prepare` refused it, or the run continues without it."""
         ...
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
-        """Return a prepared party that must compare its ids with another party's, and the shares that it needs.
+        """Return a prepared party that must compare its ids with those of another party, and the shares that it needs.
 
         None: nothing is missing. The session asks after every statement, and sends that party the shares.
         """

@@ -3,11 +3,11 @@
 Aligned parties have a common key that the server does not have (`glasu.data.alignment_file`). Other parties agree on
 one key for each pair. Every process makes an X25519 key and states its public part, the share, with the party's
 signature. The server forwards the shares, and every party states HMACs of its ids under the keys that it shares with
-the others. Two parties with the same ids state the same HMACs.
+the other parties. Two parties with the same ids state the same HMACs.
 
 A server that could replace the shares with its own could test guesses of a whole list. `signatures.py` states when the
-signatures prevent this. The signature need not name the run, because the server does not know the private key of an old
-share either.
+signatures prevent this. The signature need not cover the run: replaying a share of an earlier run does not help the
+server, because it does not know the private key of that share.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class IdTag:
 
 
 class IdKeys:
-    """The keys that one process of a party shares with the others."""
+    """The keys that one process of a party shares with the other parties."""
 
     def __init__(self, name: str, signer: Signer) -> None:
         """Make the key of this process, and sign its share for the party with this name."""

@@ -33,9 +33,9 @@ from glasu.network.id_keys import IdKeys, IdShare
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import limit_messages
 from glasu.network.purposes import Purpose
-from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.network.signatures import make_signer
+from glasu.network.state_file import JoiningRecord, StateFile
 from glasu.pki.key_signing import KitSigner
 from glasu.privacy.ledger import LedgerError
 from glasu.protocol.client import Client
@@ -49,30 +49,32 @@ from glasu.runtime.client_ledger import attach_ledger
 from glasu.runtime.drive import drive
 from glasu.runtime.inprocess import open_client_map
 from glasu.runtime.ledger_file import LEDGER
+from glasu.runtime.output_dir import JOINING
 from glasu.runtime.telemetry import Telemetry
 from glasu.secret import Secret
-from glasu.timing import Stopwatch
 
 ResultT = TypeVar("ResultT")
 
 
 class PartyPurpose(ABC, Generic[ResultT]):
-    """The work of a party in a session. The default methods compute and save nothing."""
+    """The work of a party in a session. By default, it runs no attempts and exchanges no messages."""
 
     purpose: ClassVar[Purpose]
 
-    def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
-        """Refuse the data of another party; `party` is None if the data cannot be read."""
-        if party is not None and party.name != options.kit.name:
+    def __init__(self, options: JoinOptions, owner: str | None) -> None:
+        """Refuse the data of another party.
+
+        Args:
+            options: the options of the command.
+            owner: the party that the data belongs to; None if the data cannot be read.
+        """
+        if owner not in (None, options.kit.name):
             raise ConfigError(
-                f"the data belongs to party {party.name!r} and the kit to party {options.kit.name!r}; use the kit of "
-                f"{party.name!r}."
+                f"the data belongs to party {owner!r} and the kit to party {options.kit.name!r}; use the kit of "
+                f"{owner!r}."
             )
-        self.options, self.telemetry = options, Telemetry(options.clock)
-        signer = make_signer(options.kit)
-        self.session_ledger = SessionLedger(options.kit.name, signer)
-        self.watch = self.telemetry.watch  # adds up the computing time of the script
-        self.id_keys = IdKeys(options.kit.name, signer)
+        self.options, self.signer = options, make_signer(options.kit)
+        self.id_keys = IdKeys(options.kit.name, self.signer)
 
     @abstractmethod
     def hello(self) -> Payload:
@@ -94,18 +96,6 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def statement(self) -> Payload:
         """Return the statement of this party when it is prepared. Called before every attempt."""
 
-    def scope(self) -> LedgerScope:
-        """Return the run and the training that the ledger entries of this session belong to."""
-        raise NotImplementedError
-
-    def open_attempt(self, attempt: ProposedAttempt) -> None:
-        """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
-        self.session_ledger.open_attempt(attempt, self.scope())
-
-    @abstractmethod
-    def facts(self) -> Facts:
-        """Return the facts of this party for the settings of the run."""
-
     def check_limits(self, head: Head, size: int) -> None:
         """Check the header and size of a message from the server; refuse one that is too long for this run."""
         raise ProtocolError("the server sent a message, but this session exchanges none.")
@@ -117,9 +107,66 @@ class PartyPurpose(ABC, Generic[ResultT]):
     def start(self) -> None:
         """Record in the folder that a process starts. Called before anything is sent."""
 
+    def run_attempt(
+        self, session: ClientSession, attempt: ProposedAttempt, performer: type[PartyPerformer]
+    ) -> ProposedAttempt | None:
+        """Run one attempt; return the next one, or None when every party is finished."""
+        raise ProtocolError("the server started a run, but this session has none.")
+
+    @abstractmethod
+    def take_goodbye(self, goodbye: Payload) -> None:
+        """Process the payload of the server's goodbye."""
+
+    def close(self, *, finished: bool) -> None:
+        """Stop threads and close files. `finished` is True if every party is finished."""
+
+    @abstractmethod
+    def result(self) -> ResultT | None:
+        """Return the results of this party; None until they are complete."""
+
+
+class ScriptParty(PartyPurpose[ResultT]):
+    """A purpose that runs a script with the server, in attempts: training, prediction, alignment.
+
+    It counts its starts for fencing, and exchanges the heads of the ledgers with the other parties.
+    """
+
+    def __init__(self, options: JoinOptions, owner: str, state_file: str) -> None:
+        """Read the state file. Nothing is written before `start`.
+
+        Args:
+            options: the options of the command.
+            owner: the party that the data belongs to.
+            state_file: the name of the state file in the folder.
+        """
+        super().__init__(options, owner)
+        self.state = StateFile(options.out / state_file, JoiningRecord(party=owner))
+        self.telemetry = Telemetry(options.clock)
+        self.session_ledger = SessionLedger(owner, self.signer)
+
+    @abstractmethod
+    def scope(self) -> LedgerScope:
+        """Return the run and the training that the ledger entries of this session belong to."""
+
+    @abstractmethod
+    def settings(self) -> RunConfig:
+        """Return the settings of the run, which are part of the statement."""
+
+    @abstractmethod
+    def facts(self) -> Facts:
+        """Return the facts of this party for the settings of the run."""
+
+    @abstractmethod
     def begin(self, attempt: ProposedAttempt) -> Script[Any]:
         """Restore the checkpoint of an attempt and return the script that continues from it."""
-        raise ProtocolError("the server started a run, but this session has none.")
+
+    @abstractmethod
+    def finish(self, result: Any) -> ResultPayload:
+        """Write the results of this party."""
+
+    def list_checkpoints(self) -> Mapping[int, str]:
+        """Return the intact checkpoints of this party and their digests."""
+        return {0: START}
 
     def save(self, state: Any) -> None:
         """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
@@ -132,9 +179,44 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Pass an event of the script to the observer."""
         self.options.emit(event)
 
-    def finish(self, result: Any) -> ResultPayload:
-        """Write the results of this party. A purpose with a script implements this."""
-        raise NotImplementedError
+    def start(self) -> None:
+        """Count this start of the command. Fencing needs the count."""
+        count_start(self.state)
+
+    def statement(self) -> Payload:
+        """Return the facts, settings and checkpoints with which this party is ready to run."""
+        config = self.settings()
+        return to_plain(
+            StatementPayload(
+                digest=config.digest(),
+                settings=config.flatten(),
+                rounds=self.list_checkpoints(),
+                facts=self.facts(),
+                ledger=self.session_ledger.sign_head(self.scope()),
+            )
+        )
+
+    def open_attempt(self, attempt: ProposedAttempt) -> None:
+        """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
+        self.session_ledger.open_attempt(attempt, self.scope())
+
+    def run_attempt(
+        self, session: ClientSession, attempt: ProposedAttempt, performer: type[PartyPerformer]
+    ) -> ProposedAttempt | None:
+        """Run one attempt; return the next one, or None when every party is finished."""
+        perform = performer(session, self)
+        try:
+            self.open_attempt(attempt)
+            script = self.begin(attempt)
+            session.confirm(attempt)
+            result = drive(script, perform, self.telemetry.watch)
+            perform.flush()
+            finished = self.finish(result)
+            head = self.session_ledger.sign_head(self.scope(), is_last=True)
+            session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
+            return session.await_attempt()
+        except NewAttempt as proposed:
+            return proposed.attempt
 
     def take_goodbye(self, goodbye: Payload) -> None:
         """Process the payload of the server's goodbye: the last heads of all ledgers."""
@@ -146,19 +228,16 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     def close(self, *, finished: bool) -> None:
         """Stop threads and close files. `finished` is True if every party is finished."""
-
-    @abstractmethod
-    def result(self) -> ResultT | None:
-        """Return the results of this party; None until they are complete."""
+        self.session_ledger.close(finished=finished)
 
 
-class ClientPurpose(PartyPurpose[ResultT]):
+class ClientPurpose(ScriptParty[ResultT]):
     """A purpose in which this party computes with its client: training, prediction."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read joining.json. Nothing is written before `start`."""
-        super().__init__(options, party)
-        self.party, self.state = party, open_joining(options.out, party.name)
+        super().__init__(options, party.name, JOINING)
+        self.party = party
         self._client: Client | None = None
         self._limits: Limits | None = None
 
@@ -189,7 +268,7 @@ class ClientPurpose(PartyPurpose[ResultT]):
             party,
             index=offered.index,
             names=offered.roster,
-            watch=Stopwatch(self.options.clock),
+            watch=self.telemetry.watch,
             preparation=preparation,
             secret=secret,
             signer=KitSigner(kit, requires_pins=config.privacy.hides_parts),
@@ -197,35 +276,16 @@ class ClientPurpose(PartyPurpose[ResultT]):
         client.identity.incarnation = self.state.value.incarnation
         attach_ledger(client, self.options.out / LEDGER, self.options.policy)
         self.session_ledger.ledger = client.release.ledger
-        self.telemetry.add_watch(client.watch)
-        self._client, self.watch = client, client.watch
-        self._limits = limit_messages(config, party)
+        self._client, self._limits = client, limit_messages(config, party)
 
-    def list_checkpoints(self) -> Mapping[int, str]:
-        """Return the intact checkpoints of this party and their digests."""
-        return {0: START}
-
-    def statement(self) -> Payload:
-        """Return the facts, settings and checkpoints with which this party is ready to run."""
-        config = self.client.requested
-        return to_plain(
-            StatementPayload(
-                digest=config.digest(),
-                settings=config.flatten(),
-                rounds=self.list_checkpoints(),
-                facts=self.facts(),
-                ledger=self.session_ledger.sign_head(self.scope()),
-            )
-        )
+    def settings(self) -> RunConfig:
+        """Return the settings of the run. A preset may leave several candidates."""
+        return self.client.requested
 
     def check_limits(self, head: Head, size: int) -> None:
         """Check the header and size of a message from the server; refuse one that is too long for this run."""
         assert self._limits is not None
         self._limits.check(head, size)
-
-    def start(self) -> None:
-        """Count this start of the command. Fencing needs the count."""
-        count_start(self.state)
 
 
 class PartyPerformer:
@@ -234,7 +294,7 @@ class PartyPerformer:
     A message that is not urgent leaves with the next one, or when the script waits for an answer.
     """
 
-    def __init__(self, session: ClientSession, purpose: PartyPurpose[Any]) -> None:
+    def __init__(self, session: ClientSession, purpose: ScriptParty[Any]) -> None:
         self.session, self.purpose = session, purpose
         self._unsent: list[Message] = []
 
@@ -305,7 +365,6 @@ def join(
             options.log.info("%s The results of this party are complete.", error)
         finally:
             purpose.close(finished=finished)
-            purpose.session_ledger.close(finished=finished)
         if (result := purpose.result()) is None:
             raise ConfigError("the server ended the session before this party took part in it; start it again.")
         return result
@@ -319,28 +378,10 @@ def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], conn
         session.prepare(purpose.check_limits)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
-            attempt = _run_attempt(session, purpose, attempt, performer(session, purpose))
+            attempt = purpose.run_attempt(session, attempt, performer)
         purpose.take_goodbye(session.goodbye)
     except Exception as error:
         session.fail(error)
         raise
     finally:
         session.close()
-
-
-def _run_attempt(
-    session: ClientSession, purpose: PartyPurpose[Any], attempt: ProposedAttempt, perform: PartyPerformer
-) -> ProposedAttempt | None:
-    """Run one attempt; return the next one, or None when every party is finished."""
-    try:
-        purpose.open_attempt(attempt)
-        script = purpose.begin(attempt)
-        session.confirm(attempt)
-        result = drive(script, perform, purpose.watch)
-        perform.flush()
-        finished = purpose.finish(result)
-        head = purpose.session_ledger.sign_head(purpose.scope(), is_last=True)
-        session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
-        return session.await_attempt()
-    except NewAttempt as proposed:
-        return proposed.attempt

@@ -20,7 +20,7 @@ def make_printable(text: object, most: int = 300) -> str:
 
 @dataclass
 class _Bucket:
-    """The number of lines about one party that may be written now, and the number that was dropped."""
+    """The number of lines about one party that may be written now, and the number of dropped lines."""
 
     counted: float  # when the tokens were counted last
     tokens: float = BURST

@@ -34,7 +34,7 @@ class Status:
     round: int  # completed rounds
     num_rounds: int
     attempt: int
-    loss: float | None  # loss of the last round; at the server the mean of all parties
+    loss: float | None  # loss of the last round; at the server the mean over all parties
     bytes_to_server: int
     bytes_to_clients: int
     seconds: float  # running time of this role's processes
@@ -78,7 +78,7 @@ class View:
 class Serving:
     """Event: the server process has started. Any thread may call its functions."""
 
-    view: Callable[[], View | None]  # returns the current state of the server; None unless it trains
+    view: Callable[[], View | None]  # returns the current state of the server; None if the server does not train
     stop: Callable[[str], None]  # ends the run for all roles; the argument is the reason
 
 

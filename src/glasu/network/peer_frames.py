@@ -31,8 +31,8 @@ from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
-NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # its next statement is still to come
-UNLISTED = "connections of no party"  # named in the log if they cause too many lines
+NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # the next statement of such a party is still to come
+UNLISTED = "connections of no party"  # the log uses this name when it counts dropped lines
 RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
@@ -300,7 +300,7 @@ class PeerFrames:
         if peer.stream is stream:
             peer.stream, peer.away_since = None, self._roster.clock()
             if self._roster.run.state not in (RunState.CLOSED, RunState.LEAVING, RunState.FAILED):
-                waits = "the server is waiting for it to return. If it has stopped, start it again."
+                waits = "the server is waiting for this party to return. If it has stopped, start it again."
                 line = f"{peer.name}: the connection ended; {waits}"
                 self._roster.announce(line, about=peer.name)
         self._roster.changed.notify_all()

@@ -24,11 +24,9 @@ from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import find_memory_limit
 from glasu.network.purposes import PREDICTION
-from glasu.network.run_folder import FinishedPart, read_report
+from glasu.network.run_folder import FinishedPart, read_report, refuse_other_secret
 from glasu.network.session_ledger import LedgerScope
-from glasu.network.state_file import JoiningRecord, write_named
-from glasu.pki.kit import Kit
-from glasu.pki.secret_file import SECRET
+from glasu.network.state_file import write_named
 from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
 from glasu.protocol.presence import check_present
@@ -44,7 +42,7 @@ from glasu.wire.message_key import ATTEMPTS
 class Query:
     """The nodes whose scores a party requests."""
 
-    nodes: NodeSet  # positions; empty: the party only helps the others
+    nodes: NodeSet  # positions; empty: the party only helps the other parties
     file_format: str = "csv"  # or "parquet"
 
 
@@ -55,7 +53,7 @@ class Predicted:
     It is empty if the party requested no nodes, or if another party has the labels.
     """
 
-    nodes: NodeSet  # positions: first the requested nodes in their order, then those that others requested
+    nodes: NodeSet  # positions: first the requested nodes in their order, then those that other parties requested
     scores: NDArray[Any]
     file: Path | None
     missing: tuple[str, ...] = ()  # parties of the training that did not take part
@@ -70,7 +68,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         """Load the trained model of the folder.
 
         Raises:
-            ConfigError: the folder holds no finished training of this party, or the training had another secret.
+            ConfigError: the folder holds no finished training of this party, or the training used another secret.
             ConfigError: the model needs more memory than this party allows.
             DataError: the party's data does not fit the model.
         """
@@ -81,7 +79,10 @@ class PredictionParty(ClientPurpose[Predicted]):
                 f"{options.out}: holds no finished training of this party; --out must be the folder of a finished "
                 "`glasu join`."
             )
-        _refuse_other_secret(options.kit, self.state.value)
+        # Without a secret, the noise of released rows would follow from the public seed. With another secret, a row
+        # that the training has released would leave again with other noise, and the mean of both rows has less noise.
+        remedy = "restore the file that this training used, or train again"
+        refuse_other_secret(options.kit, self.state.value, "the training", remedy)
         self.model = TrainedModel.load(options.out)
         self.party = _add_classes(self.model, party)
         advice = "this party allows {limit}. Raise the limit with --max-memory, "
@@ -193,20 +194,6 @@ class PredictionParty(ClientPurpose[Predicted]):
 def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
     result: tuple[NodeSet, NDArray[Any]] = yield Timed(client_request(client, nodes), "evaluation")
     return result
-
-
-def _refuse_other_secret(kit: Kit, record: JoiningRecord) -> None:
-    """Refuse a secret that is missing or is not that of the training.
-
-    Without a secret, the noise of released rows would follow from the public seed. With another one, a row that the
-    training has released would leave again with other noise, and the mean of both has less noise.
-    """
-    secret = kit.secret
-    if secret is not None and secret.commitment() == record.secret:
-        return
-    state = "is missing" if secret is None else "has changed since the training"
-    remedy = "restore the file of that time, or train again"
-    raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
 
 def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:

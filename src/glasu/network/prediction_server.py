@@ -13,19 +13,14 @@ from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import PREDICTION
 from glasu.network.roster import Attempt
-from glasu.network.run_folder import (
-    open_predicting,
-    open_serving,
-    read_subsets,
-    read_trained_config,
-    require_finished_training,
-)
+from glasu.network.run_folder import open_serving, read_subsets, read_trained_config, require_finished_training
 from glasu.network.serve import ScriptPurpose
-from glasu.network.state_file import write_named
+from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
 from glasu.report import PredictionReport, describe_missing
 from glasu.runtime.checkpointing import START
+from glasu.runtime.output_dir import PREDICTING
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -46,31 +41,32 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
         self._present: tuple[str, ...] = ()  # the parties of the last attempt
         facts = collect_server_facts(self.purpose, training=training)
         run = secrets.token_hex(RUN_BYTES)
-        super().__init__(options, facts, config, run, open_predicting(options.out), scope=training)
+        state = StateFile(options.out / PREDICTING, ServingRecord())
+        super().__init__(options, facts, config, run, state, scope=training)
 
     def begin(self) -> None:
-        """Begin a prediction. Each process serves a separate prediction, without fencing against earlier ones."""
-        self.state.update(run=self.run, processes={}, attempt=0)
+        """Begin a prediction."""
+        self.begin_apart()
         if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
-        parties, log = ", ".join(self.options.kit.roster), self.options.log
-        log.info("prediction: this server and all of %s must stay online until it is done.", parties)
         if self.config.train.party_dropout:
             name = self.config.train.label_owner
             owner = "" if name is None else f", except {name} with the labels"
-            wait = f"{self.options.wait:.0f}"
-            log.info("prediction: the others continue without a party that has no connection for %s s%s.", wait, owner)
+            self.options.log.info(
+                "prediction: the other parties continue without a party that has no connection for %.0f s%s.",
+                self.options.wait,
+                owner,
+            )
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
         """Plan an attempt with a new run id, because a repeated request may have different contents.
 
-        The parties that are present are the clients of this attempt, as if there were no others.
+        The parties that are present are the clients of this attempt, as if the roster listed no others.
         """
         statements, self._present = self.admission.collect_statements(present), tuple(present)
-        number = self.state.value.attempt + 1
-        self.state.update(attempt=number)
+        number = self.count_attempt()
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and all of them state the same.
+        # The parties know which model was selected, and all of them state the same model.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What all roles of a session do together. Only the name travels: in the facts, and in the ledgers."""
+    """What all roles of a session do together. Only its name is sent, in the facts, and recorded in the ledgers."""
 
     name: str
     finished_answer: str  # the answer to a process that connects when all parties have their results
@@ -18,7 +18,7 @@ class Purpose:
 TRAINING = Purpose(
     name="training",
     finished_answer="this run is finished; --fresh at the server starts another.",
-    absence_error="A training needs all parties.",
+    absence_error="A training run needs all parties.",
 )
 PREDICTION = Purpose(
     name="prediction",

@@ -21,8 +21,8 @@ class RecordedHeads:
 
         Args:
             state: the state file of the server.
-            scope: the training that all parties take part in; in it no party may change its ledger. Empty in an
-                alignment, whose parties may begin another ledger.
+            scope: the training that all parties take part in; during it no party may replace or truncate its ledger.
+                Empty in an alignment, whose parties may begin another ledger.
         """
         self._state, self._scope = state, scope
 

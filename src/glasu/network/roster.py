@@ -41,11 +41,11 @@ from glasu.wire.message_key import Key
 CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
 NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; later lines are less frequent
 NAMED_EVERY = 60.0  # maximum seconds between such lines, so that the parties see that the server is alive
-GROUPS = 8  # number of (phase, round) pairs whose digests are kept; one exchange uses few of them
+GROUPS = 8  # number of (phase, round) pairs whose digests are kept; an exchange uses only a few pairs
 
 
 class Receipts:
-    """Keys and digests of the messages that a party sent in the current and the previous phases.
+    """Keys and digests of the messages that a party sent in the last GROUPS pairs of a phase and a round.
 
     Every key is received at most once. Frames that are sent again after a break have known numbers, and the channel
     drops them before they are read as messages. A new attempt and a new process begin with empty receipts, and their
@@ -95,8 +95,8 @@ class Peer:
     channel: Channel = field(default_factory=Channel)  # the channel to the last admitted process
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
-    refusal: str = ""  # why its last process was refused
-    result: Payload = field(default_factory=dict)  # its report when it finished
+    refusal: str = ""  # why the party's last process was refused
+    result: Payload = field(default_factory=dict)  # what the party reported when it had finished
 
     @property
     def state(self) -> PeerState:
@@ -107,7 +107,7 @@ class Peer:
         return self.stream is not None
 
     def ask_again(self) -> None:
-        """Ask for another statement, if the party has stated or done something in this run."""
+        """Ask for another statement, unless the party still owes one or is not part of the run."""
         if self.machine.allows(PeerEvent.REGATHER):
             self.machine.advance(PeerEvent.REGATHER)
             self.send_control(StatementRequest({}))
@@ -162,17 +162,19 @@ class Roster:
         wait: float,
         clock: Callable[[], float],
         log: logging.Logger,
+        lock: SessionLock,
     ) -> None:
         """Create a roster in which no party is connected.
 
         Args:
             names: the parties in client order.
-            handshake: decides whether some parties continue without the others.
+            handshake: decides whether some parties continue without the missing ones.
             wait: seconds that a party may be without a connection.
             clock: returns seconds.
             log: receives lines for people.
+            lock: guards the roster; its condition is notified after every change.
         """
-        self.changed = SessionLock()
+        self.changed = lock
         self.peers = {name: Peer(name, away_since=clock()) for name in names}
         self._handshake = handshake
         self.run = make_run_machine()
@@ -270,7 +272,8 @@ class Roster:
     def ask_to_compare(self) -> None:
         """Ask the next prepared party that has not compared its ids with another prepared party.
 
-        Parties are asked one after the other, in the order of their admission. So if two differ, the later is refused.
+        Parties are asked one after the other, in the order of their admission. So if two parties differ, the later
+        one is refused.
         """
         is_comparing = any(peer.state is PeerState.COMPARING for peer in self.present)
         if is_comparing or self.run.state is not RunState.GATHERING:
@@ -298,7 +301,7 @@ class Roster:
         if why is not None:
             raise AbsenceError(
                 f"waited {self._wait:.0f} s for {', '.join(peer.name for peer in overdue)} {what}{reasons}; saved work "
-                f"is kept. {why} Start the missing roles, and the same command again."
+                f"is kept. {why} Start the missing roles, then run the same command again."
             )
         for peer in overdue:
             self._handshake.withdraw(peer.name)

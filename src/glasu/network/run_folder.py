@@ -19,7 +19,7 @@ from glasu.pki.secret_file import SECRET
 from glasu.records import RecordError, parse_json, read_record
 from glasu.report import PartySummary, SubsetScores, Traffic
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
-from glasu.runtime.output_dir import ALIGNING, JOINING, OTHER_DATA, PREDICTING, REPORT, SERVING
+from glasu.runtime.output_dir import JOINING, OTHER_DATA, REPORT, SERVING
 
 T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
@@ -77,33 +77,13 @@ def open_serving(out: Path) -> StateFile[ServingRecord]:
     return StateFile(out / SERVING, ServingRecord())
 
 
-def open_predicting(out: Path) -> StateFile[ServingRecord]:
-    """Read predicting.json of a server's folder."""
-    return StateFile(out / PREDICTING, ServingRecord())
-
-
-def open_aligning(out: Path) -> StateFile[ServingRecord]:
-    """Read aligning.json of a server's folder."""
-    return StateFile(out / ALIGNING, ServingRecord())
-
-
-def open_aligning_party(folder: Path, party: str) -> StateFile[JoiningRecord]:
-    """Read aligning.json of the folder with a party's tables."""
-    return StateFile(folder / ALIGNING, JoiningRecord(party=party))
-
-
-def open_joining(out: Path, party: str) -> StateFile[JoiningRecord]:
-    """Read joining.json of a party's folder."""
-    return StateFile(out / JOINING, JoiningRecord(party=party))
-
-
 def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> bool:
     """Return whether a server's folder holds this run.
 
     Until a party has joined, the settings of a run may change; such a folder holds no run.
 
     Raises:
-        ConfigError: the folder holds a run of other parties or settings.
+        ConfigError: the folder holds a run with other parties or settings.
     """
     if record.run is None:
         refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)
@@ -136,7 +116,7 @@ def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
 def _refuse_other_run(
     out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str], or_else: str = ""
 ) -> None:
-    """Refuse a server's folder with a run of other parties or settings; `or_else` names further remedies."""
+    """Refuse a server's folder with a run of other parties or settings; `or_else` adds remedies to the error."""
     if record.roster != tuple(roster):
         raise ConfigError(
             f"{out}: holds a run of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
@@ -170,7 +150,7 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
     if only not in (None, record.run):
         raise ConfigError(
             f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of that run.",
-            "holds a part of a run other than that of --run; give the --out of that run",
+            "holds a part of a run other than the one that --run names; give the --out folder of that run",
         )
     if data not in (None, record.data):
         raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
@@ -178,12 +158,25 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
 
 
 def check_same_secret(kit: Kit, record: JoiningRecord) -> None:
-    """Refuse to continue a run if the party's secret has changed since the run began."""
+    """Refuse to continue a run if the party's secret is missing or has changed since the run began."""
+    if not record.closed:
+        remedy = "restore it, or start over with --fresh at the server and at every party"
+        refuse_other_secret(kit, record, "this run began", remedy)
+
+
+def refuse_other_secret(kit: Kit, record: JoiningRecord, since: str, remedy: str) -> None:
+    """Refuse a secret that is missing or has changed.
+
+    Args:
+        kit: the kit with the party's secret.
+        record: the content of joining.json, with the commitment of the original secret.
+        since: the event since which the secret must not change, for the error.
+        remedy: what to do, for the error.
+    """
     secret = kit.secret
-    if record.closed or (secret is not None and secret.commitment() == record.secret):
+    if secret is not None and secret.commitment() == record.secret:
         return
-    state = "is missing" if secret is None else "has changed since this run began"
-    remedy = "restore it, or start over with --fresh at the server and at every party"
+    state = "is missing" if secret is None else f"has changed since {since}"
     raise ConfigError(f"{kit.folder / SECRET}: {state}; {remedy}.", f"the secret in its kit {state}; {remedy}")
 
 
@@ -198,7 +191,7 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
 
 
 def read_subsets(out: Path) -> list[SubsetScores]:
-    """Return the validation scores of subsets of the parties in report.json of a server; none without a report.
+    """Return the validation scores of subsets of the parties from a server's report.json; none without a report.
 
     A prediction needs no report. If the report is unreadable, the scores are unknown.
     """

@@ -56,7 +56,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         Args:
             options: the options of the command.
             served: the run that the parties are offered.
-            policy: what the server does with a process that differs from the run.
+            policy: decides what the server does with a process that differs from the run.
         """
         self.options, self.config, self.run = options, served.config, served.run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
@@ -104,7 +104,8 @@ class ServerPurpose(ABC, Generic[ReportT]):
 class ScriptPurpose(ServerPurpose[ReportT]):
     """A purpose that runs a script with the parties, in attempts: training, prediction, alignment.
 
-    It refuses parties that differ, and records the admitted processes and the heads of the parties' ledgers.
+    It refuses parties that differ from the run, and records the admitted processes and the heads of the parties'
+    ledgers.
     """
 
     purpose: ClassVar[Purpose]
@@ -150,6 +151,17 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     @abstractmethod
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and the results of the parties."""
+
+    def begin_apart(self) -> None:
+        """Begin in the folder without fencing against earlier processes, because each process serves its own run."""
+        self.state.update(run=self.run, processes={}, attempt=0)
+        log, parties = self.options.log, ", ".join(self.options.kit.roster)
+        log.info("%s: this server and all of %s must stay online until it is done.", self.purpose.name, parties)
+
+    def count_attempt(self) -> int:
+        """Count an attempt durably, and return its number."""
+        self.state.update(attempt=self.state.value.attempt + 1)
+        return self.state.value.attempt
 
     def add_ledgers(self, attempt: Attempt) -> Attempt:
         """Store the heads of the parties' ledgers durably; return the attempt with them."""

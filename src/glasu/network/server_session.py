@@ -27,6 +27,7 @@ from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
 from glasu.network.roster import Attempt, Peer, RestartAttempt, Roster
 from glasu.network.states import PeerEvent, PeerState, RunEvent
+from glasu.network.transport import SessionLock
 from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
@@ -49,6 +50,7 @@ class ServerSession:
         log: logging.Logger,
         on_invalid_message: OnInvalidMessage = "abort",
         clock: Callable[[], float] = time.monotonic,
+        lock: SessionLock | None = None,
     ) -> None:
         """Prepare for the parties of the roster.
 
@@ -60,9 +62,11 @@ class ServerSession:
             log: receives lines for people.
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
             clock: returns seconds.
+            lock: guards the state of the session; None: a new lock.
         """
         self._handshake = handshake
-        self.roster = Roster(roster, handshake, wait, clock, log)  # hold `roster.changed` to read it
+        lock = SessionLock() if lock is None else lock  # hold it to read `roster`; it is `roster.changed`
+        self.roster = Roster(roster, handshake, wait, clock, log, lock)
         self.host = PeerFrames(self.roster, handshake, run, on_invalid_message)  # receives the streams of a `Listener`
 
     @property
@@ -86,8 +90,8 @@ class ServerSession:
         """Wait until every party is connected and its statement has passed the handshake.
 
         Returns:
-            The parties that take part, in client order. A party that was absent for too long is omitted if the others
-            can continue without it.
+            The parties that take part, in client order. A party that was absent for too long is omitted if the other
+            parties can continue without it.
         """
         roster = self.roster
         with roster.changed:
@@ -157,7 +161,7 @@ class ServerSession:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
-        """Send one message to every party; wait until its window has room."""
+        """Send one message to every party; wait until the window of every party has room."""
         self._send([encode(message)] * self.num_present, message)
 
     def scatter(self, messages: Sequence[Message]) -> None:
@@ -177,7 +181,7 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def drop_sender(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error, if the policy is to wait for it; otherwise return False.
+        """Drop the party whose message caused an error, if the policy is to wait for it. Otherwise return False.
 
         If it returns True, the caller must gather the parties again.
         """
@@ -194,7 +198,7 @@ class ServerSession:
 
         Args:
             seconds: how long to wait.
-            goodbye: a payload for every party, which its `ClientSession.goodbye` returns.
+            goodbye: a payload for every party; `ClientSession.goodbye` holds it at the party.
         """
         roster = self.roster
         with roster.changed:

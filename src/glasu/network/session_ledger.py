@@ -1,4 +1,4 @@
-"""The ledger of a party in a session: it states its head before every attempt, and records the heads of the others.
+"""The ledger of a party in a session: the party states its head before every attempt and records the others' heads.
 
 Heads are signed together with the run and whether the run is finished, so the server cannot change one, or forward the
 head of another run. It can repeat an earlier head of the same run, unless the receiver has recorded a later one.
@@ -34,7 +34,7 @@ class SessionLedger:
 
         Args:
             name: the name of this party.
-            signer: signs the heads of this party, and checks those of the others.
+            signer: signs the heads of this party, and checks the heads of the other parties.
         """
         self.name, self.ledger, self._signer = name, Ledger(), signer
         self._stated: SignedHead | None = None

@@ -1,4 +1,4 @@
-"""Signatures of the statements that the server forwards from one party to the others: ledger heads, shares for ids.
+"""Signatures of statements that the server forwards from one party to the others: ledger heads and shares for ids.
 
 A party signs with the key of its kit. The receivers check the certificate against the CA of their kit, the name in it,
 the pin of that party if their kit has one, and the signature. So a server that is not the CA can neither forge nor
@@ -50,7 +50,7 @@ def refuse_unsigned(signer: Signer, party: str, what: str, signature: Signature,
     """Raise ProtocolError if a party has not signed its statement.
 
     Args:
-        signer: of the receiver.
+        signer: the signer of the receiving party.
         party: the name of the party that made the statement.
         what: names the statement in errors.
         signature: the signature that the server forwarded.
@@ -61,7 +61,7 @@ def refuse_unsigned(signer: Signer, party: str, what: str, signature: Signature,
     except ValueError:
         value = b""
     if fault := signer.find_error(party, signature.certificate.encode(), value, _join(parts)):
-        raise ProtocolError(f"{what} of party {party!r} {fault}. It was not used; check the server and that party.")
+        raise ProtocolError(f"{what} of party {party!r} {fault}, so it is not used. Check the server and that party.")
 
 
 def _join(parts: Iterable[str]) -> bytes:

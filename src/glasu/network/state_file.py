@@ -27,7 +27,7 @@ class ServingRecord:
     digest: str | None = None  # digest of the settings
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
-    attempt: int = 0
+    attempt: int = 0  # number of the last attempt
     processes: Mapping[str, Process] = field(default_factory=dict)  # the last admitted process, by party
     closed: bool = False  # the run is finished
     ledger_scope: str = ""  # the training that `ledgers` belong to; empty in an alignment

@@ -23,9 +23,9 @@ class PeerState(enum.Enum):
     PROPOSED = "proposed"  # it received the proposal of an attempt
     RUNNING = "running"  # it has confirmed the attempt and exchanges messages
     FINISHED = "finished"  # it has written its results
-    CLOSED = "closed"  # the run is complete, and it is sent the goodbye
+    CLOSED = "closed"  # the run is complete, and the server sends it the goodbye
     REFUSED = "refused"  # it was refused, sent an invalid message, or declined; another process may connect
-    ABSENT = "absent"  # no connection for too long; the others continue without it; a new process may connect
+    ABSENT = "absent"  # it had no connection for too long, so the run continues without it; a new process may connect
     FAILED = "failed"  # it reported a failure, or the run ended for it
 
 
@@ -41,7 +41,7 @@ class PeerEvent(enum.Enum):
     FINISH = "finish"
     CLOSE = "close"
     REFUSE = "refuse"  # the server refuses it, or the party declines
-    OMIT = "omit"  # the others continue without it
+    OMIT = "omit"  # the run continues without it
     FAIL = "fail"
 
 
@@ -49,7 +49,7 @@ class RunState(enum.Enum):
     """The progress of a run, at the server."""
 
     GATHERING = "gathering"  # parties connect and prepare
-    PROPOSED = "proposed"  # an attempt was proposed; not all have confirmed
+    PROPOSED = "proposed"  # an attempt was proposed; not all parties have confirmed it
     RUNNING = "running"  # messages are exchanged
     FINISHING = "finishing"  # all messages are exchanged; parties write their results
     COMPLETE = "complete"  # every party has reported its results; the server writes its report

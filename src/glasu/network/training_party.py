@@ -1,4 +1,4 @@
-"""A party's part of a training: the handshake, its checkpoints, its client, and its report."""
+"""A party's part of a training run: the handshake, its checkpoints, its client, and its report."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class PartyCheckpoint:
     """A checkpoint of a party."""
 
     client: ClientState
-    telemetry: TelemetryState  # with evaluations only if scores stay at the parties
+    telemetry: TelemetryState  # contains evaluations only if the scores stay at the parties
 
 
 class TrainingParty(ClientPurpose[FinishedPart]):
-    """One process of a party in a training. Its folder belongs to a run from the first attempt on."""
+    """One process of a party in a training run. Its folder belongs to the run from the first attempt on."""
 
     purpose = TRAINING
 
@@ -108,11 +108,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         self.wait_until_durable()
         if self.state.value.run is None:
             return {0: START}
-        damaged: list[str] = []
-        rounds = self._store().digests(damaged)
-        for line in damaged:
-            self.options.log.warning("not used: %s", line)
-        return rounds
+        return self._store().digests(self.options.log)
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
@@ -186,7 +182,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         assert self._first is not None
         client, state, telemetry = self.client, self._first, TelemetryState()
         if attempt.present != client.identity.names:
-            raise ProtocolError("the server omitted a party; a training needs all parties.")
+            raise ProtocolError("the server omitted a party, but a training run needs all parties.")
         if self._saver is None:
             self._saver = self._open_run()
         self.wait_until_durable()
@@ -209,10 +205,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def _load_alone(self) -> PartyCheckpoint | None:
         """Return the last checkpoint before the first message; None if there is none."""
         store = self._store(ALONE) if self.client.is_alone else self._store(kind=WARM)
-        damaged: list[str] = []
-        last = max(store.digests(damaged), default=0)
-        for line in damaged:
-            self.options.log.warning("not used: %s", line)
+        last = max(store.digests(self.options.log), default=0)
         return store.load(last) if last else None
 
     def _open_run(self) -> Saver[PartyCheckpoint]:
@@ -277,7 +270,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     def observe(self, event: Event) -> None:
         """Pass an event to the observer, and the status after a round."""
         super().observe(event)
-        if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report it
+        if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report these
             self.telemetry.observe(event)
         if isinstance(event, CandidateStarted):
             self.options.log.info("%s", self.telemetry.record_candidate(event))
@@ -320,13 +313,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return SIGNED_UNPINNED if find_kit_error(kit, self.client.identity.names) else SIGNED
 
     def close(self, *, finished: bool) -> None:
-        """Stop the writing thread; after a finished run, remove the checkpoints."""
+        """Stop the writing thread and close the ledger; after a finished run, remove the checkpoints."""
         if self._saver is not None:
             self._saver.close()
         if finished:
             self.state.update(closed=True)
             for store in _list_stores(self._store):
                 store.clear()
+        super().close(finished=finished)
 
     def result(self) -> FinishedPart | None:
         """Return the content of report.json, once it is written by this process or an earlier one."""

@@ -1,4 +1,4 @@
-"""The server's part of a training: its state file, checkpoints, telemetry and report. Torch is not loaded here."""
+"""The server's part of a training run: its state file, checkpoints, telemetry and report. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServerCheckpoint:
 
 
 class TrainingServer(ScriptPurpose[RunReport | None]):
-    """One server process of a training. Its report is None if an earlier process finished the run."""
+    """One server process of a training run. Its report is None if an earlier process finished the run."""
 
     purpose = TRAINING
 
@@ -46,7 +46,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         """Read the folder; nothing is written before `begin`.
 
         Raises:
-            ConfigError: the settings, or the folder, do not fit.
+            ConfigError: the settings cannot run between machines, or the folder belongs to another run.
         """
         roster = options.kit.roster
         config = prepare_config_for_network(options.config, roster)
@@ -67,15 +67,12 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self._open_checkpoints()
 
     def _open_checkpoints(self) -> None:
-        found, unused = self.saver.store.open(self.config.train.checkpoint_every)
-        for line in unused:
-            self.options.log.warning("%s", line)
-        saved = max(found)
+        saved = max(self.saver.store.open(self.config.train.checkpoint_every, self.options.log))
         if saved and not self.is_finished:
             checkpoint = self.saver.store.load(saved)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
             last = checkpoint.server.progress.describe_position()
-            self.options.log.info("resuming after %s, or one round before, once all parties are connected.", last)
+            self.options.log.info("resuming after %s, or one round before it, once all parties are connected.", last)
 
     @property
     def is_finished(self) -> bool:
@@ -88,7 +85,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         return None if self._server is None else self._server.progress
 
     def begin(self) -> None:
-        """Assign the folder to the run. With --fresh, this happens later, when all parties have joined."""
+        """Assign the folder to the run. With --fresh, the old content is replaced only when all parties have joined."""
         if self.is_finished:
             out = self.options.out
             self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
@@ -124,7 +121,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             if removed:
                 self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
             self.state.write_pending()
-        self.state.update(attempt=self.state.value.attempt + 1)
+        number = self.count_attempt()
         server, limits = self.build_server(statements, bytes.fromhex(self.run))
         telemetry = TelemetryState()
         if common:
@@ -134,7 +131,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         self.telemetry.rewind(telemetry)
         self._server = server
         digests = {party: stated.rounds[common] for party, stated in statements.items()}
-        return Attempt(self.state.value.attempt, common, digests, limits.check), server_script(server)
+        return Attempt(number, common, digests, limits.check), server_script(server)
 
     def _find_common_round(self, stated: Mapping[str, Mapping[int, str]]) -> int:
         common = find_common_round([self.list_checkpoints(), *stated.values()])

@@ -60,16 +60,16 @@ OPTIONS = [
 
 
 class SessionLock(threading.Condition):
-    """The lock of a session, and the condition on which its own threads wait. The writer of a stream waits apart.
+    """The lock of a session, and the condition on which the session's threads wait.
 
-    Otherwise a frame of one party would wake the writers of all parties. Notify after a change, never before it: only
-    the writers that have a frame at that moment wake.
+    The writer of a stream waits on a condition of its own. Otherwise a frame from one party would wake the writers of
+    all parties. Notify after a change, never before it: only the writers that have a frame at that moment wake.
     """
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
         super().__init__(self.mutex)
-        self.streams: list[FrameStream] = []  # that are open
+        self.streams: list[FrameStream] = []  # the open streams
 
     def notify_all(self) -> None:
         """Wake the session's threads, and the writers that have a frame to send."""
@@ -187,7 +187,7 @@ class Listener(AbstractContextManager["Listener"]):
     """Accepts connections of the roster's parties. The constructor binds the address; `start` begins to serve.
 
     When a TLS handshake fails, gRPC drops the connection without calling a handler. The rejected party finds the reason
-    itself (`probe`). The number of streams per party is limited, so that there is room for the others.
+    itself (`probe`). The number of streams per party is limited, so that the other parties can connect.
     """
 
     def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
@@ -317,7 +317,7 @@ class Listener(AbstractContextManager["Listener"]):
 
 
 def _yield_until_broken(frames: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield frames until the stream ends, normally or by an error."""
+    """Yield frames until the stream ends, normally or with an error."""
     try:
         yield from frames
     except Exception:  # when a stream breaks, gRPC raises errors without a common base class
@@ -343,8 +343,8 @@ class ClientStream:
             kit: the kit of the party.
             address: the address of the server, host:port.
             outgoing: the frames to send.
-            arrive: called with every frame, and finally with the reason why the stream ended. While it blocks, no more
-                frames are read, and gRPC's flow control stops the server.
+            arrive: called with every frame, and finally with the reason why the stream ended. While this call blocks,
+                no more frames are read, and gRPC's flow control stops the server.
         """
         _refuse_older_tls()
         self._kit, self._address, self.outgoing, self._arrive = kit, address, outgoing, arrive
@@ -439,8 +439,12 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Socket closed", ConnectionCode.CLOSED),
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
-AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}  # `probe` finds more
-VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}  # if `probe` returns these, gRPC's text is more precise
+# `probe` can find the exact cause of these.
+AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}
+VAGUE = {
+    ConnectionCode.CLOSED,
+    ConnectionCode.NO_ANSWER,
+}  # if `probe` returns these, gRPC's text is more precise
 
 
 def read_status(error: Any) -> Disconnection:

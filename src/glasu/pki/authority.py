@@ -1,6 +1,6 @@
-"""The private CA: make keys, issue certificates, sign revocation lists. No files; the clock is an argument.
+"""The private CA: make keys, issue certificates, sign revocation lists. It uses no files, and the time is an argument.
 
-Keys are ECDSA on P-256, which every TLS 1.3 library accepts (gRPC's refuses Ed25519 by default).
+Keys are ECDSA on P-256, which every TLS 1.3 library accepts. The library in gRPC refuses Ed25519 by default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.pki.identity import USAGE, find_role, make_identity_uri, parse_hosts
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
-CLOCK_SKEW = timedelta(minutes=5)  # validity begins this long before the issue, for peers with slow clocks
+CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid from this time before its issue, for peers with slow clocks
 
 
 @dataclass(frozen=True)

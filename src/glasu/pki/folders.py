@@ -1,4 +1,4 @@
-"""Folders with private keys. They appear when complete, are readable by their owner only, and are never deleted."""
+"""Folders with private keys. They appear only when complete, only their owner can read them, and none is deleted."""
 
 from __future__ import annotations
 

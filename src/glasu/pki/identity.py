@@ -20,7 +20,8 @@ from glasu.data.party_name import check_member_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
-# Of a run between machines. Signed statements of all parties fit into one frame, also with the longest names.
+# The maximum number of parties of a run between machines. With it, the signed statements of all parties fit into one
+# frame, even if all names have the maximum length.
 MAX_PARTIES = 64
 SERVER_NAME = "server"  # name of the server and of its folder
 RESERVED = ("ca", SERVER_NAME, "retired")  # names of other folders in KITS, see glasu.pki.provision

@@ -24,7 +24,7 @@ class Issued:
     name: str
     serial: str  # hexadecimal
     expires: datetime
-    key: str | None = None  # SHA-256 of a public key that was made where it is used, see glasu.pki.fingerprint
+    key: str | None = None  # SHA-256 of the public key, if the key was made where it is used; see glasu.pki.fingerprint
     revoked: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class IssuedCertificates:
     schema: int = ISSUED_SCHEMA
     roster: tuple[str, ...]
     hosts: tuple[str, ...]
-    trial: bool = True  # True: the CA makes the keys of the parties; False: it signs their requests
+    trial: bool = True  # True: the CA makes the keys of the parties; False: the CA signs their requests
     issued: tuple[Issued, ...] = ()
 
     def revoke(self, names: Collection[str], now: datetime) -> IssuedCertificates:

@@ -1,4 +1,4 @@
-"""Sign keys and statements with the key of a kit, and check those of peers: certificate, pin and signature."""
+"""Sign keys and statements with the key of a kit, and check those that peers signed: certificate, pin and signature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KitSigner:
     """Signs for the party of a kit, and checks the signatures of peers."""
 
     kit: Kit
-    requires_pins: bool = True  # False: of a peer without a pin, the CA's signature is enough
+    requires_pins: bool = True  # False: for a peer without a pin, the CA's signature is enough
     content_name: str = "this run, attempt, roster and these settings"  # for errors
 
     @property
@@ -60,7 +60,7 @@ class KitSigner:
         if pin is None and self.requires_pins:
             return f"is not pinned here; run `glasu provision pin {self.kit.folder} --peers {name}=FINGERPRINT`"
         if pin is not None and not matches_fingerprint(pin, key):
-            return "comes with a certificate for a key that is not the pinned one"
+            return "comes with a certificate for a key that is not the pinned key"
         try:
             key.verify(signature, content, ALGORITHM)
         except (InvalidSignature, TypeError, ValueError):
@@ -73,7 +73,7 @@ def find_kit_error(kit: Kit, roster: Sequence[str]) -> str:
     if kit.trial:
         return (
             "this is a trial kit: the operator of the CA made its private key and could read hidden tensors; "
-            "make the key with `glasu provision request`, and pin the others with `glasu provision pin`"
+            "make the key with `glasu provision request`, and pin the other parties' keys with `glasu provision pin`"
         )
     missing = [name for name in roster if name not in (kit.name, *kit.pins)]
     if kit.role == "party" and missing:

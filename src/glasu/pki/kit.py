@@ -3,7 +3,7 @@
 ca.pem            certificate of the private CA
 certificate.pem   certificate of the server or the party; its SAN is the identity
 key.pem           its private key, readable by its owner only
-secret.hex        at a party, from its first use: its secret, see glasu.pki.secret_file
+secret.hex        at a party, once it was needed: the secret of the party, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
 pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
 request.pem       if the key was made here: its signing request, see glasu.pki.request
@@ -59,7 +59,7 @@ class KitManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Kit(KitManifest):
-    """A checked kit: its files belong together and are valid."""
+    """A kit whose files were checked: they belong together and are valid."""
 
     folder: Path
     ca_pem: bytes

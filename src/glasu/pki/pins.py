@@ -69,7 +69,9 @@ def add_pins(folder: Path, own: str, peers: Mapping[str, str]) -> dict[str, str]
             except DataError as error:
                 raise ConfigError(f"--peers {name}={text}: {error}") from None
         if name == own:
-            raise ConfigError(f"--peers {name}={text}: {name!r} is the name in this kit; pin the keys of the others.")
+            raise ConfigError(
+                f"--peers {name}={text}: {name!r} is the name in this kit; pin the keys of the other parties."
+            )
         digits, before = parse_fingerprint(text, f"--peers {name}"), pins.get(name, "")
         if not (digits.startswith(before) or before.startswith(digits)):
             raise ConfigError(

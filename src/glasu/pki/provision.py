@@ -237,13 +237,13 @@ def change_authority(
     Args:
         authority: the CA.
         state: the new state of the CA, without the certificates to be issued.
-        issued: the names that get a new kit.
+        issued: the names for which a new kit is made.
         retired: the names whose old kits are moved to retired/.
         days: validity of the new kits.
         keys: the public keys of parties that made their keys; their folders get no private key.
 
     Returns:
-        The new kits, without those of `keys`.
+        The new kits, except those whose keys are in `keys`.
     """
     authority = _issue(replace(authority, state=state), issued, days, keys)
     write_atomically(authority.folder / STATE, authority.state.to_toml())
@@ -269,7 +269,7 @@ def _issue(
         authority: the CA.
         names: the names of the kits.
         days: validity.
-        keys: public keys; for other names a key is made.
+        keys: the public keys by name; a key is made for every other name.
     """
     issued, keys = list(authority.state.issued), keys or {}
     for name in names:

@@ -4,8 +4,8 @@ KIT/key.pem       the private key, readable by its owner only
 KIT/secret.hex    at a party: its secret
 KIT/request.pem   the request (PKCS #10) to send to the CA; not secret
 
-The CA returns ca.pem, certificate.pem and kit.toml, and to the server also revoked.pem. Copied to the folder of the
-key, they complete the kit.
+The CA returns ca.pem, certificate.pem and kit.toml, and to the server also revoked.pem. When these files are copied to
+the folder of the key, the kit is complete.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def read_request(path: Path) -> SigningRequest:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a name that no party can have, except that of the server."""
+    """Refuse a name that no party can have, unless it is the name of the server."""
     if name != SERVER_NAME:
         check_roster([name])
 

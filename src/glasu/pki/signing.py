@@ -1,7 +1,7 @@
-"""Sign the requests of parties and of the server at the CA. The private keys of requests are never here.
+"""Sign requests from the parties and the server at the CA. The private keys that belong to them are never here.
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
-KITS/server/    after a request of the server: the files to send back; otherwise its kit, with a key made here
+KITS/server/    after a request from the server: the files to send back; otherwise its kit, with a key made here
 KITS/<party>/   the files to send back to the party: ca.pem, certificate.pem, kit.toml; none of them is secret
 """
 
@@ -44,13 +44,13 @@ def sign_requests(
 ) -> list[SignedRequest]:
     """Sign requests; the parties are appended to the roster in this order. One request may be the server's.
 
-    A request of the same key renews a certificate. Another key for the same name is refused until the earlier
+    A request with the same key renews a certificate. Another key for the same name is refused until the earlier
     certificate is revoked or has expired. The server may replace a key that the CA made.
 
     Args:
         out: the folder of the CA. If it has no CA, a CA and the kit of the server are made there first.
         requests: files that `glasu provision request` made.
-        hosts: the DNS names and IP addresses of the server; for a new CA, or with a request of the server.
+        hosts: the DNS names and IP addresses of the server; only for a new CA, or with a request from the server.
         days: validity of the certificates.
         now: the current time by default.
     """
@@ -60,7 +60,7 @@ def sign_requests(
     for request in found:
         if names.count(request.name) > 1:
             others = ", ".join(each.source for each in found if each.name == request.name)
-            raise ConfigError(f"{others}: are requests for one name, {request.name!r}; sign only the correct one.")
+            raise ConfigError(f"{others}: are requests for one name, {request.name!r}; sign only the correct request.")
     parties = [name for name in names if name != SERVER_NAME]
     keys = {request.name: request.key for request in found}
     if not (out / AUTHORITY).is_dir():
@@ -72,8 +72,8 @@ def sign_requests(
         make_federation(out, parties, hosts, days, now, keys)
     elif hosts and SERVER_NAME not in names:
         raise ConfigError(
-            f"--host {hosts[0]}: {out} has a CA and a server already; to change it, sign a request of the server, or "
-            "use --renew server if its key was made here."
+            f"--host {hosts[0]}: {out} has a CA and a server already; to change the hosts, sign a request from the "
+            "server, or use --renew server if its key was made here."
         )
     else:
         with open_authority(out, now) as authority:
@@ -93,7 +93,7 @@ def _sign_more(
 ) -> None:
     state = authority.state
     if state.trial:
-        raise ConfigError(f"{authority.out}: its CA makes trial kits, with all private keys; choose another --ca.")
+        raise ConfigError(f"{authority.out}: its CA makes trial kits and has all private keys; choose another --ca.")
     for request in found:
         _refuse_second_key(state, request, authority.now)
     roster = (*state.roster, *(name for name in keys if name not in (SERVER_NAME, *state.roster)))

@@ -25,6 +25,7 @@ from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
 from glasu.protocol.learner import make_classifier_stream
 from glasu.protocol.messages import Partial
+from glasu.report import align_columns
 from glasu.runtime.observation import NodeRows, Observation
 from glasu.runtime.split_view import attack_by_splitting
 from glasu.runtime.trained_model import TrainedModel
@@ -113,11 +114,7 @@ def list_result_cells(result: AttackResult) -> tuple[str, ...]:
 
 def format_results(results: Sequence[AttackResult]) -> str:
     """Return the results as a table for people."""
-    lines = [RESULT_HEADINGS, *map(list_result_cells, results)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(RESULT_HEADINGS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(align_columns([RESULT_HEADINGS, *map(list_result_cells, results)]))
 
 
 def attack_run(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glasu.html_table import render_table
 from glasu.privacy.policy import RELEASE_KINDS
+from glasu.report import align_columns
 from glasu.runtime.audit import Audit, AuditCheck, AuditedLedger, AuditedRun, ReleaseTotal
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def render_text(audit: Audit) -> str:
         lines += [f"party {ledger.party}: {ledger.length} records in {ledger.file}"]
         for run in ledger.runs:
             lines += ["", f"  {describe_run(run)}"]
-            lines += [f"    {line}" for line in _align_columns([HEADINGS, *map(list_total_cells, run.totals)])]
+            lines += [f"    {line}" for line in align_columns([HEADINGS, *map(list_total_cells, run.totals)], WORDS)]
         if ledger.differential_privacy is not None:
             lines += ["", f"  differential privacy of all runs: {_describe_privacy(ledger.differential_privacy)}"]
         lines += [""]
@@ -79,16 +80,6 @@ def render_text(audit: Audit) -> str:
 
 def _describe_privacy(spent: SpentEpsilon) -> str:
     return f"{spent}. It holds if the party had a secret, as between machines."
-
-
-def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if column < WORDS else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
 
 
 def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = ()) -> str:

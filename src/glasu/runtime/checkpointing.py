@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import struct
 import sys
 import zlib
@@ -217,41 +218,38 @@ class Store(Generic[T]):
         header, arrays, _ = self._read(round_index)
         return from_arrays(self.cls, arrays, header.state, str(self._path(round_index)))
 
-    def digests(self, damaged: list[str] | None = None) -> dict[int, str]:
+    def digests(self, log: logging.Logger | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
 
         Round 0 counts as a checkpoint until there are two later ones, because the settings determine it.
 
         Args:
-            damaged: receives a message about each damaged checkpoint.
+            log: receives a warning about each damaged checkpoint; None: no warnings.
         """
-        found = {0: START} if len(self._rounds()) < KEPT else {}
-        for round_index in self._rounds():
-            try:
-                found[round_index] = self._read(round_index)[2]
-            except DataError as error:
-                if damaged is not None:
-                    damaged.append(str(error))
+        found, damaged = self._find_checkpoints()
+        if log is not None:
+            _warn_about(damaged, log)
         return found
 
-    def open(self, every: int) -> tuple[dict[int, str], list[str]]:
-        """Return `digests` of a run that resumes, and a line about each checkpoint that is not used.
+    def open(self, every: int, log: logging.Logger) -> dict[int, str]:
+        """Return `digests` of a run that resumes, with a warning about each damaged checkpoint.
 
         Refuse a run that has no intact checkpoint: it must not start over unless the user requests it. The exception is
         a run that has written at most one checkpoint, because it can start again from round 0.
 
         Args:
             every: the number of rounds between two checkpoints.
+            log: receives the warnings.
         """
         self.remove_partial_files()
-        damaged: list[str] = []
-        found = self.digests(damaged)
+        found, damaged = self._find_checkpoints()
         if damaged and not any(found) and max(self._rounds()) > every:
             raise ConfigError(
                 f"{self.folder}: no checkpoint is intact, so this run cannot resume; restore one, or start over with "
                 f"--fresh. {damaged[-1]}"
             )
-        return found, [f"not used: {line}" for line in damaged]
+        _warn_about(damaged, log)
+        return found
 
     def clear(self) -> list[Path]:
         """Remove all checkpoints and return their paths."""
@@ -265,6 +263,17 @@ class Store(Generic[T]):
         """Remove temporary files of a killed process. The folder is locked, so no other process writes here."""
         for path in self.folder.glob(f".{self.kind}-*{SUFFIX}.*"):
             path.unlink(missing_ok=True)
+
+    def _find_checkpoints(self) -> tuple[dict[int, str], list[str]]:
+        """Return `digests`, and the errors of the damaged checkpoints."""
+        found = {0: START} if len(self._rounds()) < KEPT else {}
+        damaged: list[str] = []
+        for round_index in self._rounds():
+            try:
+                found[round_index] = self._read(round_index)[2]
+            except DataError as error:
+                damaged.append(str(error))
+        return found, damaged
 
     def _has_other_owner(self, round_index: int) -> bool:
         """Return whether a file names another owner; False for a damaged file."""
@@ -350,6 +359,11 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
 def find_common_round(available: Sequence[Mapping[int, str]]) -> int | None:
     """Return the latest round for which every role has a checkpoint, or None."""
     return max(set.intersection(*map(set, available)), default=None)
+
+
+def _warn_about(damaged: Sequence[str], log: logging.Logger) -> None:
+    for line in damaged:
+        log.warning("not used: %s", line)
 
 
 def _format_hex(content: bytes) -> str:

@@ -113,9 +113,7 @@ class SimulationCheckpoints:
                 log.warning("starting over: removed %s.", ", ".join(map(str, removed)))
         elif (there := self._find_this_run()) is not None:
             self._run = there
-        known, unused = self.store.open(self.config.train.checkpoint_every)
-        for line in unused:
-            log.warning("%s", line)
+        known = self.store.open(self.config.train.checkpoint_every, log)
         self._write_run()
         self._saved, warm = max(known, default=0), self._open_warm()
         state = None
@@ -141,11 +139,7 @@ class SimulationCheckpoints:
     def _open_warm(self) -> int:
         """Return the number of warm steps of the last intact checkpoint; 0 if there is none."""
         self._warm_store.remove_partial_files()
-        damaged: list[str] = []
-        last = max(self._warm_store.digests(damaged), default=0)
-        for line in damaged:
-            log.warning("not used: %s", line)
-        return last
+        return max(self._warm_store.digests(log), default=0)
 
     def _find_this_run(self) -> RunFile | None:
         """Return run.json if it is intact and belongs to this run; refuse to mix two unfinished runs."""

@@ -27,11 +27,14 @@ from glasu.network.doctor.server import DryRunServer
 from glasu.network.facts import collect_server_facts
 from glasu.network.findings import Diagnosis, Finding
 from glasu.network.handshake import Code, RefusalError
+from glasu.network.join import join
 from glasu.network.options import JoinOptions, Listening, ServeOptions
 from glasu.network.purposes import DRY_RUN
+from glasu.network.roster import Attempt
 from glasu.network.serve import serve
 from glasu.pki.kit import open_kit
 from glasu.privacy.policy import Policy
+from glasu.runtime.checkpointing import START
 from glasu.runtime.policy_file import PolicyFile
 from support.cluster import Cluster
 from support.log_lines import on_log
@@ -48,7 +51,7 @@ class Practice:
         self.config, self.parties = tiny()
         self.kits, self.folder, self.port, self.lines = kits, folder, 0, {}
 
-    def examine(self, *, wait=60.0, own=(), port=0):
+    def examine(self, *, wait=60.0, own=(), port=0, kind=DryRunServer):
         ready = threading.Event()
 
         def observe(event):
@@ -67,7 +70,7 @@ class Practice:
 
         def work():
             with on_log(self.lines.setdefault("server", []).append, "glasu.server"):
-                return serve(DryRunServer(options, own))
+                return serve(kind(options, own))
 
         role = Role("server", work)
         while not ready.wait(0.02) and role.is_alive():
@@ -234,6 +237,20 @@ def test_settings_that_were_not_agreed_on_are_named_at_every_role(practice):
     diagnosis = practice.all(a={"expect": practice.config}, b={"expect": other})
     assert bad(diagnosis) == {("b", "agreed settings")}
     assert "train.seed: b expects 5, the server 0" in diagnosis.summary()
+
+
+class BeginsAnAttempt(DryRunServer):
+    """A server that starts a run although the parties examine themselves."""
+
+    def run_session(self, session, perform):
+        session.begin_attempt(Attempt(1, 0, dict.fromkeys(session.gather(), START), lambda head, size: None))
+
+
+def test_a_party_of_a_dry_run_refuses_to_take_part_in_a_run(practice):
+    server = practice.examine(kind=BeginsAnAttempt)
+    roles = [Role(name, lambda name=name: join(practice.purpose(name))) for name in "abc"]
+    for role in (server, *roles):
+        assert "the server started a run, but this session has none" in str(role.error())
 
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):

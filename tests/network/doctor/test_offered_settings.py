@@ -22,6 +22,6 @@ def test_settings_that_name_a_choice_of_an_absent_extension_are_a_finding(kits, 
     role.welcome(to_plain(WelcomePayload(config=config, roster=("a", "b", "c"), index=0, run="00" * 16)))
     (finding,) = [found for found in role.findings if found.check == "settings"]
     assert finding.level == "bad"
-    assert (finding.check, "cannot be read here" in finding.text) == ("settings", True)
+    assert (finding.check, "cannot read them" in finding.text) == ("settings", True)
     assert "train.sampler='absent'" in caplog.text
     assert role.statement()["findings"]

@@ -16,10 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from glasu.errors import ProtocolError, TrainingError, TransportError
 from glasu.integrations.flower.command import ChildCommand, print_line, run_command
 from glasu.integrations.flower.settings import ServerSettings
+from glasu.network.address import split_address
 from glasu.network.run_folder import FinishedTraining, open_serving, read_report
 from glasu.pki.kit import open_kit
 
-TTL = 30 * 86400.0  # seconds; the default of Flower would end a training after 12 hours
+TTL = 30 * 86400.0  # seconds; with Flower's default, a training run would end after 12 hours
 PAUSE = 1.0
 
 
@@ -52,7 +53,7 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Chil
 def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
     """Wait until the server listens; return the id of the run. Nodes cannot join before that."""
     while True:
-        # The server writes serving.json when it has bound its address.
+        # The server writes serving.json after it has bound its address.
         if accepts_connections(settings.listen) and (run := open_serving(settings.folder).value.run):
             return run
         check_alive(serving)
@@ -61,10 +62,9 @@ def wait_for_run(settings: ServerSettings, serving: ChildCommand) -> str:
 
 def accepts_connections(address: str) -> bool:
     """Return whether a process on this machine listens at the address."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host, port = split_address(address)
     try:
-        with socket.create_connection(("localhost" if host in ("0.0.0.0", "::") else host, int(port)), PAUSE):
+        with socket.create_connection(("localhost" if host in ("0.0.0.0", "::") else host, port), PAUSE):
             return True
     except OSError:
         return False

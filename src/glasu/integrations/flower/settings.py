@@ -105,5 +105,5 @@ def _check_name(name: str) -> None:
     if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f"session={name!r}: must have 1 to 64 letters, digits, dots, dashes and underscores, and start with a "
-            "letter or digit. A new name starts a new training; the same name resumes it."
+            "letter or digit. A new name starts a new training; the name of an earlier training resumes it."
         )

@@ -1,4 +1,4 @@
-"""A dry run of an alignment: the extra, the ids of each party, their rules, and the sizes of the sets. Nothing is sent.
+"""A dry run of an alignment: check the extra, and each party's ids, their rules and their number. No id is sent.
 
 The findings of a party contain the number of its ids, which an alignment reveals to all roles, but no id.
 """

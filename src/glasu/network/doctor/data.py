@@ -1,4 +1,4 @@
-"""Checks of a party's data: sizes, features, edges, labels, and whether it fits the server's settings."""
+"""Checks of a party's data: features, edges, labels, and whether the data fits the server's settings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ SPARE = 16 << 20  # bytes for the report, and for file sizes that the file syste
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
-    """Check sizes, features and edges. The numbers of features and edges are logged here and not sent."""
+    """Check features and edges. The numbers of features and edges are logged here and not sent.
+
+    Their sizes fit each other: `PartyData` refuses other data.
+    """
     graph, features = party.graph, party.features
-    sizes = {"ids": party.num_nodes, "rows of features": features.shape[0], "nodes of the graph": graph.num_nodes}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{count} {what}" for what, count in sizes.items())
-        return [Finding("dimensions", "bad", f"the sizes of its files differ: {listed}")]
     isolated = int(np.count_nonzero(np.diff(graph.indptr) == 0))
     log_detail(
         log, "dimensions", f"{party.num_features} features, {graph.num_edges} edges, {isolated} nodes without in-edges"
@@ -41,7 +40,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
     found = [Finding("dimensions", "good", f"{party.num_nodes} nodes; features and edges fit them")]
     values = features if isinstance(features, np.ndarray) else features.data
     if not all(np.isfinite(values[rows]).all() for rows in divide_rows(values)):
-        found.append(Finding("features", "bad", "some are not finite numbers; clean them or set --missing"))
+        found.append(Finding("features", "bad", "some values are not finite numbers; clean them or set --missing"))
     found.append(_check_edges(graph))
     return found
 
@@ -52,7 +51,7 @@ def _check_edges(graph: Graph) -> Finding:
     pieces = (graph.indices[indptr[0] : indptr[-1]] for _, indptr in graph.node_pieces())
     wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
-        return Finding("edges", "bad", f"{wrong} of them name missing nodes; read the files again")
+        return Finding("edges", "bad", f"{wrong} of them name nodes that do not exist; read the files again")
     return Finding("edges", "good", "all of them connect two of its nodes")
 
 

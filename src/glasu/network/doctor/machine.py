@@ -22,10 +22,9 @@ from glasu.network.run_folder import (
     check_same_secret,
     continues_part,
     continues_run,
-    open_joining,
     open_serving,
 )
-from glasu.network.state_file import JoiningRecord, ServingRecord
+from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 from glasu.pki.identity import Role
 from glasu.pki.kit import Kit, open_kit
 from glasu.pki.refusal import find_pin_error
@@ -67,7 +66,7 @@ def check_group(log: logging.Logger) -> Finding:
 
 
 def check_extras(config: RunConfig, log: logging.Logger) -> list[Finding]:
-    """Check that the extras are installed that a party needs with these settings."""
+    """Check that all extras that a party needs with these settings are installed."""
     found, way = [], find_secure_aggregation(config.privacy)
     if way.extra:
         found.append(_check_extra(way.load_package, f"encryption (glasu[{way.extra}])", log))
@@ -106,7 +105,7 @@ def check_joining_folder(options: JoinOptions, data: str | None) -> list[Finding
         options: the options of the party.
         data: the digest of the party's data; None if the data cannot be read.
     """
-    record = open_joining(options.out, options.kit.name).value
+    record = StateFile(options.out / JOINING, JoiningRecord(party=options.kit.name)).value
 
     def continues() -> bool:
         is_this_run = continues_part(options.out, record, data, options.run)
@@ -169,12 +168,12 @@ def judge_clock(difference: float, uncertainty: float) -> Finding:
     """Judge a party's clock.
 
     Args:
-        difference: seconds by which it is ahead of the server's clock.
+        difference: seconds by which the party's clock is ahead of the server's clock.
         uncertainty: the maximum error of this measurement.
     """
     off = max(0.0, abs(difference) - uncertainty)
     level: Level = "good" if off <= CLOCK_DIFFERS else "warning" if off <= CLOCK_IS_WRONG else "bad"
-    advice = "" if level == "good" else "; set both by NTP, or certificates will count as expired or not valid yet"
+    advice = "" if level == "good" else "; set both clocks by NTP, or certificates will seem expired or not valid yet"
     way = "ahead of" if difference > 0 else "behind"
     return Finding("clock", level, f"{abs(difference):.1f} s {way} the server's{advice}")
 

@@ -42,7 +42,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         own: Sequence[Finding] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Collect the findings so far; checks of the server's welcome add more.
+        """Collect the findings that need no server; checks of the server's welcome add more.
 
         Args:
             options: the kit and the server; nothing is written to the folder.
@@ -50,7 +50,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             own: the findings so far.
             now: returns the time of this machine's clock.
         """
-        super().__init__(options, party)
+        super().__init__(options, None if party is None else party.name)
         folder = check_joining_folder(options, None if party is None else party.data_digest())
         self._own = (*own, *folder, *([] if party is None else check_data(party, options.log)))
         self.findings = list(self._own)
@@ -74,12 +74,12 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         try:
             config = read_offered_config(offered.config)
         except RefusalError as error:  # for example a choice of an extension that is not loaded here
-            text = "they cannot be read here; see that party's log"
+            text = "this party cannot read them; see its log"
             self.findings.append(explain_error("settings", error, options.log, text))
             return
         if config.privacy.hides_parts:
             fault = find_kit_error(options.kit, offered.roster)
-            text = fault or "this party made its key itself, and it has pinned the keys of the others"
+            text = fault or "this party made its key itself, and it has pinned the keys of the other parties"
             self.findings.append(Finding(config.privacy.secure_aggregation, "bad" if fault else "good", text))
         extras = check_extras(config, options.log)
         self.findings += extras

@@ -29,7 +29,7 @@ class DryRunServer(ServerPurpose[Diagnosis]):
     goodbye_seconds = 2.0
 
     def __init__(self, options: ServeOptions, own: Sequence[Finding], purpose: Purpose = DRY_RUN) -> None:
-        """Add the statements of the parties to the findings at the server so far."""
+        """Check the server's folder and disk; `own` are the findings at the server so far."""
         config = prepare_config_for_network(options.config, options.kit.roster)
         self._purpose, self._facts = purpose, collect_server_facts(purpose)
         self._own = (*own, *check_server_folder(options, config), check_disk(options.out, DISK_BYTES))
