@@ -159,7 +159,7 @@ def _extend_hash(value: bytes, about: bytes, arrays: Iterable[Array]) -> bytes:
 
 @dataclass(eq=False, kw_only=True)
 class Hiding(ABC):
-    """Hides the tensors of one client in one attempt from the server. A `Masking` of `glasu.privacy.release`."""
+    """Hides the tensors of one client in one attempt from the server."""
 
     own: int  # m
     group_key: bytes = field(repr=False)

@@ -98,7 +98,7 @@ def client_key_agreement(client: Client) -> Script[None]:
     except ValueError as error:
         leader = client.identity.names[KEY_LEADER]
         raise ProtocolError(f"party {client.name!r}, {key}: the key of party {leader!r}: {error}.") from None
-    client.release.hide_with(hiding)
+    client.release.sums.hiding = hiding
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:

@@ -81,7 +81,7 @@ def share_sealed_gradient(
         for own in keys:
             yield Send(Waiting(own))
     else:
-        sent, contents = client.release.sealed_tensor(OWNER_GRADIENT, gradient, key, seal, nodes)
+        sent, contents = client.release.sealed_gradient(gradient, key, seal, nodes)
         for own, content in zip(keys, contents, strict=True):
             yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
     parts = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glasu.config import RunConfig, list_candidates
@@ -49,14 +48,14 @@ def _name_protection(client: Client, kind: str) -> str:
         verdict = name_verdict_protection(client.identity)
         signed = "none" if client.keys.signer is None else "signed"
         return {"key": signed, "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
-    parts = [replace(gate.find_protection(tensor), masking=None).name]
+    hidden_by = ""
     if gate.encodings[tensor].is_hidden:
         is_owner = client.identity.owner == client.identity.index
         # True at the last layer; the gradients of lower layers are in sums.
         sealed = is_owner and tensor is OWNER_GRADIENT.protecting_kind
         privacy = client.requested.privacy
-        parts.append("sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy))
-    return "+".join(part for part in parts if part != "none") or "none"
+        hidden_by = "sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy)
+    return gate.find_protection(tensor).describe(hidden_by)
 
 
 def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
