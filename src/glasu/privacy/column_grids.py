@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
 from glasu.privacy.feedback import as_tensor
+from glasu.privacy.masking import draw_stream
 from glasu.secret import Secret
 
 if TYPE_CHECKING:
@@ -115,10 +115,6 @@ class ColumnGrids:
         """Return the ranges of a kind of tensor, by layer."""
         return {layer: found for (name, layer), found in self.ranges.items() if name == kind.name}
 
-    def copy_ranges(self) -> Ranges:
-        """Return a copy of the ranges."""
-        return dict(self.ranges)
-
     def _find_scratch(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         if self._scratch is None or self._scratch.shape != tuple(shape):
             self._scratch = np.empty(tuple(shape))
@@ -152,6 +148,5 @@ def _find_half(ring: Ring) -> int:
 
 def _draw_uniform(secret: Secret, value: Tensor) -> NDArray[np.float64]:
     """Return a number in (0, 1) for every value, from the words of AES-CTR under a secret."""
-    encryptor = Cipher(algorithms.AES(secret.value), modes.CTR(bytes(16))).encryptor()
-    words = np.frombuffer(encryptor.update(bytes(4 * value.numel())), "<u4")
+    words = np.frombuffer(draw_stream(secret.value, 4 * value.numel()), "<u4")
     return ((words + 0.5) * 2.0**-32).reshape(tuple(value.shape))

@@ -34,11 +34,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
 from glasu.privacy.ledger import ROW_DIGEST_BYTES
+from glasu.privacy.masking import draw_stream
 from glasu.secret import Secret
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import TensorKind
@@ -162,9 +162,8 @@ class ScoreRepair:
 
 def make_words(seeds: Sequence[bytes], columns: int) -> NDArray[np.uint64]:
     """Return two random words for every value, shape (rows, columns, 2): AES-CTR under the seed of the row."""
-    zeros, nonce = bytes(_DRAW_BYTES * columns), modes.CTR(bytes(16))
-    parts = [Cipher(algorithms.AES(seed), nonce).encryptor().update(zeros) for seed in seeds]
-    return np.frombuffer(b"".join(parts), "<u8").reshape(len(seeds), columns, 2)
+    streams = b"".join(draw_stream(seed, _DRAW_BYTES * columns) for seed in seeds)
+    return np.frombuffer(streams, "<u8").reshape(len(seeds), columns, 2)
 
 
 def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:

@@ -154,7 +154,7 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             progress=dataclasses.replace(self.progress),
             references=dict(self.release.references),
-            ranges=self.release.sums.grids.copy_ranges(),
+            ranges=dict(self.release.sums.grids.ranges),
             clamped=self.release.sums.grids.clamped,
             history=self.release.sums.history,
         )
