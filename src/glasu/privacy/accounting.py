@@ -58,13 +58,11 @@ class SpentEpsilon:
         )
 
 
+@functools.lru_cache(maxsize=256)
 def compute_epsilon(multiplier: float, delta: float) -> float:
     """Return the epsilon of one Gaussian mechanism with this multiplier, by `dp-accounting`."""
-    return _compute_epsilon(multiplier, delta) if multiplier < math.inf else 0.0
-
-
-@functools.lru_cache(maxsize=256)
-def _compute_epsilon(multiplier: float, delta: float) -> float:
+    if multiplier == math.inf:
+        return 0.0
     # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
     return float(load_accounting().get_epsilon_gaussian(multiplier, delta))
 

@@ -264,24 +264,14 @@ class PairwiseMasks(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         rows, columns = shape
-        blind = None if columns is None else self.draw_blind_stream(key, (rows, columns), ring.dtype)
-
-        def reveal(payload: Array, requested: Requested | None) -> Array:
-            return payload if blind is None else payload - (blind if requested is None else blind[requested])
-
-        return reveal
-
-    def draw_blind_stream(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
-        """Return the stream that hides the sum of an exchange from the server; None if there is none.
-
-        It is bound to the running hash at this moment, so a reader calls it before the first answer.
-        """
-        if not self.blind:
-            return None
-        found = np.empty(shape, dtype)
-        for place, rows in self._list_places(key, found):
-            found[rows] = self._draw(self.group_key, b"blind", place, found[rows])
-        return found
+        if not self.blind or columns is None:
+            return lambda payload, requested: payload
+        # The stream that hides the sum from the server. It is drawn here, because it depends on the running hash before
+        # the first answer.
+        stream: Array = np.empty((rows, columns), ring.dtype)
+        for place, part in self._list_places(key, stream):
+            stream[part] = self._draw(self.group_key, b"blind", place, stream[part])
+        return lambda payload, requested: payload - (stream if requested is None else stream[requested])
 
     def _list_places(self, key: Key, payload: Array) -> list[tuple[bytes, slice]]:
         """Return the places of the chunks of a tensor, and their rows."""
