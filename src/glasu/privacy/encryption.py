@@ -218,7 +218,7 @@ class CkksEncryption(Hiding):
 
     def __call__(self, payload: Array, key: Key) -> Array:
         """Return the ciphertexts of integers, message by message. `Ciphertexts` shows their form."""
-        clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.transcript.value
+        clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.running_hash.value
         messages = [np.empty((0, SHAPE_WORDS + 2 * parameters.degree), COEFFICIENT)]
         for chunk, start in enumerate(range(0, len(payload), self.chunk_rows)):
             rows = payload[start : start + self.chunk_rows]
@@ -237,7 +237,7 @@ class CkksEncryption(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         assert isinstance(ring, Ciphertexts)
-        running, clients = self.transcript.value, self.contributors(key)
+        running, clients = self.running_hash.value, self.contributors(key)
 
         def reveal(payload: Array, requested: Requested | None) -> Array:
             found = [np.empty((0, shape[1] or 0), ring.number_dtype)]

@@ -117,7 +117,7 @@ def split_parts(content: bytes, count: int) -> list[bytes]:
 
 
 @dataclass
-class Transcript:
+class RunningHash:
     """The running hash of the answers that are identical for all clients."""
 
     value: bytes = bytes(32)
@@ -131,11 +131,11 @@ class Transcript:
 class SumHistory:
     """The running hash of the sums that a client has read, over all attempts of a run. Checkpoints contain it.
 
-    An attempt begins with new keys and an empty transcript. Without this hash, a server could send different answers to
-    the parties, end the attempt, and read sums of the next attempt, which depend on those answers. The transcript of an
-    attempt begins with this hash, so the masks do not cancel then.
+    An attempt has new keys, and its `RunningHash` begins with this hash. If two parties have read different sums, their
+    masks in the new attempt do not cancel. Otherwise a server could send different answers to the parties, end the
+    attempt, and read the sums of the next attempt, which depend on those answers.
 
-    The hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
+    This hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
     different attempts, and only these sums are equal in both.
     """
 
@@ -165,7 +165,7 @@ class Hiding(ABC):
     group_key: bytes = field(repr=False)
     contributors: Contributors = field(repr=False)
     chunk_rows: int
-    transcript: Transcript
+    running_hash: RunningHash
     _used: set[bytes] = field(default_factory=set, repr=False)
 
     @property
@@ -193,14 +193,16 @@ class Hiding(ABC):
         The key depends on the running hash, so only clients that have received the same answers can decrypt it.
         """
         self._mark_used(b"seal" + pack_place(key, 0, 0, 0))
-        return AESGCM(self._find_seal_key(key, self.transcript.value)).encrypt(ONE_USE, content, _describe_sender(key))
+        return AESGCM(self._find_seal_key(key, self.running_hash.value)).encrypt(
+            ONE_USE, content, _describe_sender(key)
+        )
 
     def prepare_unsealing(self, sender: int) -> Unseal:
         """Return the function that decrypts messages of another client. Call this before the first answer.
 
         The function raises ProtocolError if a message was modified, or belongs to another place or another client.
         """
-        running = self.transcript.value
+        running = self.running_hash.value
 
         def unseal(content: bytes, key: Key) -> bytes:
             sent = key._replace(client=sender)
@@ -217,7 +219,7 @@ class Hiding(ABC):
     def prove(self, content: bytes, key: Key) -> bytes:
         """Return a value that is equal at clients with equal content and answers. It reveals nothing to the server."""
         place = pack_place(key, 0, 0, 0)
-        return expand_key(self.group_key, b"proof", self.transcript.value, place, content)[:TAG_BYTES]
+        return expand_key(self.group_key, b"proof", self.running_hash.value, place, content)[:TAG_BYTES]
 
     def _find_seal_key(self, key: Key, running: bytes) -> bytes:
         return expand_key(self.group_key, b"seal", running, _describe_sender(key))
@@ -284,7 +286,7 @@ class PairwiseMasks(Hiding):
 
     def _draw(self, key: bytes, purpose: bytes, place: bytes, like: Array) -> Array:
         """Return the stream of a place, in the shape and type of an array."""
-        content = draw_stream(expand_key(key, purpose, self.transcript.value, place), like.nbytes)
+        content = draw_stream(expand_key(key, purpose, self.running_hash.value, place), like.nbytes)
         return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 

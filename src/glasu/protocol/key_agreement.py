@@ -28,7 +28,7 @@ from glasu.errors import ProtocolError
 from glasu.privacy.masking import (
     KEY_SIZE,
     ONE_USE,
-    Transcript,
+    RunningHash,
     derive_pair_key,
     expand_key,
     join_parts,
@@ -67,8 +67,8 @@ def client_key_agreement(client: Client) -> Script[None]:
     if not needs_keys(client.requested):
         return
     # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
-    key, transcript = client.identity.key(Phase.CONTROL, 0)._replace(round=0), Transcript()
-    transcript.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
+    key, running_hash = client.identity.key(Phase.CONTROL, 0)._replace(round=0), RunningHash()
+    running_hash.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
     offer = join_parts(_sign_offer(client, own))
@@ -76,12 +76,12 @@ def client_key_agreement(client: Client) -> Script[None]:
     content = client.release.bytes_for_peers("key", offer, key.at(OFFER_LAYER), rows=1, protection=signed)
     yield Send(KeyOffer(key.at(OFFER_LAYER), content))
     answer: KeyOffers = yield Receive((KeyOffers,), key.at(OFFER_LAYER))
-    transcript.add(b"offers", [answer.content])
+    running_hash.add(b"offers", [answer.content])
     pair_keys = _derive_pair_keys(client, private, _check_offers(client, answer, own))
     privacy = client.requested.privacy  # the config of a stage has none
     way = find_secure_aggregation(privacy)
     secret = way.make_secret() if client.identity.index == KEY_LEADER else None
-    group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
+    group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, running_hash, secret)
     if not way.hides_parts:
         return
     try:
@@ -93,7 +93,7 @@ def client_key_agreement(client: Client) -> Script[None]:
             group_key=group_key,
             contributors=lambda each: list_contributors(client.config, client.identity, each),
             chunk_rows=client.config.wire.chunk_rows,
-            transcript=transcript,
+            running_hash=running_hash,
         )
     except ValueError as error:
         leader = client.identity.names[KEY_LEADER]
@@ -158,7 +158,7 @@ def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequen
 
 
 def _agree_on_group_key(
-    client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript, secret: bytes | None
+    client: Client, key: Key, pair_keys: dict[int, bytes], running_hash: RunningHash, secret: bytes | None
 ) -> Script[tuple[bytes, bytes | None]]:
     """Return the group key, which the first client draws, and the secret key of ckks; the run key arrives with them.
 
@@ -166,7 +166,7 @@ def _agree_on_group_key(
         client: the client.
         key: of the exchange.
         pair_keys: that it shares with each of the others.
-        transcript: the running hash.
+        running_hash: the running hash.
         secret: at the first client, if tensors are encrypted: the secret key of ckks.
     """
     order = [peer for peer in range(client.identity.num_clients) if peer != KEY_LEADER]
@@ -182,7 +182,7 @@ def _agree_on_group_key(
     else:
         yield Send(Waiting(key))
     answer: Sealed = yield Receive((Sealed,), key)
-    transcript.add(b"group", [answer.content])
+    running_hash.add(b"group", [answer.content])
     if client.identity.index != KEY_LEADER:
         try:
             encrypts = find_secure_aggregation(client.requested.privacy).has_secret_key
