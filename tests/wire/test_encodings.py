@@ -351,7 +351,7 @@ def rounding_key(encoding: Encoding, keys: list[Key], index: int) -> Key:
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_combining_is_decoding_adding_in_order_dividing_and_encoding_once(encoding, divisor, receivers, first_row):
     payloads = payloads_of(encoding, 3, 2 * WIDTH)
-    keys = [KEY._replace(client=TO_ONE + client) for client in range(receivers)]
+    keys = [KEY.to_client(client) for client in range(receivers)]
     first, second, third = map(encoding.decode, payloads)
     total = ((first + second) + third) / first.dtype.type(divisor)
     found = encoding.combine(payloads, divisor, keys, first_row)
@@ -381,7 +381,7 @@ def test_combining_chunks_of_rows_gives_the_rows_of_the_whole(encoding, cut):
 
 
 def test_shares_rounded_stochastically_differ_by_key_and_others_do_not():
-    keys = [KEY._replace(client=TO_ONE + client) for client in range(3)]
+    keys = [KEY.to_client(client) for client in range(3)]
     for encoding in ENCODINGS:
         shares = {payload.tobytes() for payload in encoding.combine(payloads_of(encoding, 3), 3, keys)}
         stochastic = isinstance(encoding, Int8) and encoding.stochastic

@@ -42,7 +42,7 @@ from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, S
 from glasu.protocol.requests import Aligning, Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.state import Identity
 from glasu.wire.encodings import make_encodings
-from glasu.wire.message_key import TO_ONE, Key, Phase
+from glasu.wire.message_key import Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
 BLINDED = "blinded"  # the protection of points
@@ -243,7 +243,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
         why = "the parties have no id in common; check that their id columns use the same ids, and the rules for ids."
         raise AlignmentError(why, why)
     for chunk, part in enumerate(split_rows(len(rows[0]), limits.chunk_rows)):
-        keys = [_name_receiver(key.at(SETS, chunk), client) for client in range(num_clients)]
+        keys = [key.at(SETS, chunk).to_client(client) for client in range(num_clients)]
         yield Scatter(tuple(CommonRows(each, own[part]) for each, own in zip(keys, rows, strict=True)))
     return Comparison(tuple(sizes), len(rows[0]), overlaps)
 
@@ -286,11 +286,7 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
 def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
     """Send the message of every client to the next client."""
     before = (messages[client - 1] for client in range(len(messages)))
-    return Scatter(tuple(replace(message, key=_name_receiver(key, client)) for client, message in enumerate(before)))
-
-
-def _name_receiver(key: Key, client: int) -> Key:
-    return key._replace(client=TO_ONE + client)
+    return Scatter(tuple(replace(message, key=key.to_client(client)) for client, message in enumerate(before)))
 
 
 def _check_rows(

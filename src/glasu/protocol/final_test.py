@@ -59,8 +59,7 @@ def server_final_test(server: Server) -> Script[None]:
 
 def _make_final_key(role: Client | Server, config: RunConfig) -> Key:
     """Return the key of the final prediction."""
-    round_index = config.train.num_rounds + 1
-    return role.identity.key(Phase.EVALUATION, round_index)._replace(round=round_index)
+    return role.identity.fixed_key(Phase.EVALUATION, config.train.num_rounds + 1)
 
 
 def _report_scores(client: Client, split: str, own: ScoreRows, joint: ScoreRows) -> Script[dict[str, float]]:

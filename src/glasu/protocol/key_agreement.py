@@ -67,7 +67,7 @@ def client_key_agreement(client: Client) -> Script[None]:
     if not needs_keys(client.requested):
         return
     # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
-    key, running_hash = client.identity.key(Phase.CONTROL, 0)._replace(round=0), RunningHash()
+    key, running_hash = client.identity.fixed_key(Phase.CONTROL, 0), RunningHash()
     running_hash.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
@@ -204,7 +204,7 @@ def server_key_agreement(server: Server) -> Script[None]:
     """Server column: forward the offers to all clients, then the group key."""
     if not needs_keys(server.requested):
         return
-    key = server.identity.key(Phase.CONTROL, 0)._replace(round=0)
+    key = server.identity.fixed_key(Phase.CONTROL, 0)
     offers: Sequence[KeyOffer] = yield Receive((KeyOffer,), key.at(OFFER_LAYER))
     joined = join_parts(offer.content.tobytes() for offer in offers)
     yield Broadcast(KeyOffers(key.at(OFFER_LAYER), np.frombuffer(joined, np.uint8)))

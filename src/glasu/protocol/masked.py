@@ -223,4 +223,4 @@ def server_comparison(server: Server) -> Script[None]:
 
 
 def _make_comparison_key(role: Client | Server) -> Key:
-    return role.identity.key(Phase.CONTROL, 0, COMPARISON_LAYER)._replace(round=0)
+    return role.identity.fixed_key(Phase.CONTROL, 0, COMPARISON_LAYER)

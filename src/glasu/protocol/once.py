@@ -122,8 +122,7 @@ def server_aggregate(server: Server) -> Script[None]:
 
 def _make_release_key(role: Client | Server, config: RunConfig) -> Key:
     """Return the key of the release. It is the same in training and prediction, so the noise is the same."""
-    key = role.identity.key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
-    return key._replace(round=0)
+    return role.identity.fixed_key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
 
 
 def client_once_scores(

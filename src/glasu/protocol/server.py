@@ -18,7 +18,7 @@ from glasu.model.task import make_task
 from glasu.protocol.fields import Shapes
 from glasu.protocol.messages import Message
 from glasu.protocol.state import Identity, Progress, ServerState
-from glasu.wire.message_key import SERVER, TO_ONE, Key
+from glasu.wire.message_key import SERVER, Key
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Server:
 
     def make_client_keys(self, key: Key) -> list[Key]:
         """Return one key per client, in client order, for messages that differ between clients."""
-        return [key._replace(client=TO_ONE + client) for client in range(len(self.roster))]
+        return [key.to_client(client) for client in range(len(self.roster))]
 
     def refuse(self, message: Message, why: str, error: type[GlasuError] = ProtocolError) -> NoReturn:
         """Raise an error that names the sender of a message."""

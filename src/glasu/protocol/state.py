@@ -51,9 +51,11 @@ class Identity:
 
     def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
         """Return the key of a message of this role."""
-        return Key(
-            self.run, phase, self.index, self.earlier_rounds + round_index, layer, 0, self.incarnation, self.attempt
-        )
+        return self.fixed_key(phase, self.earlier_rounds + round_index, layer)
+
+    def fixed_key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
+        """Return the key of a message with exactly this round number. Earlier candidates and stages do not change it."""
+        return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
 
     def find_round(self, key: Key) -> int:
         """Return the round that a key of this role is about."""

@@ -57,6 +57,10 @@ class Key(NamedTuple):
         # Every message calls this, and `_replace` would take three times as long.
         return Key(self.run, self.phase, self.client, self.round, layer, chunk, self.incarnation, self.attempt)
 
+    def to_client(self, client: int) -> Key:
+        """Return the key of the server's message to one client."""
+        return self._replace(client=TO_ONE + client)
+
     def pack_without_attempt(self) -> bytes:
         """Return the key without incarnation and attempt as bytes. A repeated message has the same value."""
         return self._replace(incarnation=0, attempt=0).pack()
