@@ -31,16 +31,11 @@ from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 
-
-def limit_metrics(shapes: Shapes) -> int:
-    """Return the maximum number of metrics in one message."""
-    return 16
-
-
 OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
 PROOF_BYTES = 64
 
 
+# Functions, because a lambda in an annotation of a message cannot read the constants of this module.
 def limit_offer(shapes: Shapes) -> int:
     """Return the maximum size of one client's offer."""
     return OFFER_BYTES
@@ -196,7 +191,7 @@ class Metrics(Message):
     In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
     """
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", limit_metrics)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", lambda shapes: 16)]
 
 
 @dataclass(frozen=True, eq=False)

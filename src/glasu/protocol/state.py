@@ -54,7 +54,7 @@ class Identity:
         return self.fixed_key(phase, self.earlier_rounds + round_index, layer)
 
     def fixed_key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
-        """Return the key of a message with exactly this round number. Earlier candidates and stages do not change it."""
+        """Return the key of a message with this round number, whatever candidates and stages came before."""
         return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
 
     def find_round(self, key: Key) -> int:
