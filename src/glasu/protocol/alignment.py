@@ -16,9 +16,9 @@ multiplies the received share once more and keeps the product, which is never se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +64,8 @@ class SetLimits:
         """Return the maximum sizes of the messages."""
         return Limits(
             num_nodes=self.max_ids,
-            num_scores=0,
-            hidden=0,
-            joint_width=0,
-            num_local_steps=0,
-            prefetch=0,
             chunk_rows=self.chunk_rows,
-            encodings=make_encodings(RunConfig()),  # required, but unused: an alignment sends no tensors
+            encodings=make_encodings(RunConfig()),  # needed to compute `largest`; an alignment sends no tensors
         )
 
     def count_chunks(self, largest: int) -> int:
@@ -144,20 +139,20 @@ def client_alignment(
         entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
         yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
-        with _SenderInErrors(sender, message):
+        with _name_sender(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
         ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
-            with _SenderInErrors(sender, message):
+            with _name_sender(sender, message):
                 _refuse_gap(parts, message.points, limits)
                 parts.append(blinding.blind(message.points))
             done += 1
             yield Aligning(done / num_steps, name)
         points = np.concatenate(parts)
-        with _SenderInErrors(sender, message):
+        with _name_sender(sender, message):
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
@@ -192,21 +187,13 @@ def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) ->
         raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
 
 
-class _SenderInErrors:
-    """Adds a message's key and sender to the protocol errors of a block."""
-
-    def __init__(self, sender: str, message: Message) -> None:
-        self._sender, self._message = sender, message
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ProtocolError):
-            raise ProtocolError(
-                f"party {self._sender!r}, {type(self._message).__name__} for {self._message.key}: {error}",
-                party=self._sender,
-            ) from None
+@contextmanager
+def _name_sender(sender: str, message: Message) -> Iterator[None]:
+    """Add the sender and the key of a message to the protocol errors of a block."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise _make_error(sender, message, str(error)) from None
 
 
 # --- server ---------------------------------------------------------------------------------------------------------
@@ -296,7 +283,9 @@ def _check_rows(
     for client, message in enumerate(messages):
         expected = limits.count_rows(sizes[find_set_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:
-            _refuse(identity, client, message, f"expected {expected} points, got {len(message.points)}.")
+            raise _make_error(
+                identity.names[client], message, f"expected {expected} points, got {len(message.points)}."
+            )
 
 
 def _read_sets(identity: Identity, received: Sequence[Sequence[BlindedSet]]) -> list[Points]:
@@ -308,7 +297,7 @@ def _read_sets(identity: Identity, received: Sequence[Sequence[BlindedSet]]) -> 
             refuse_invalid_points(points)
             refuse_repeated_points(points)
         except ProtocolError as error:
-            _refuse(identity, client, messages[0], str(error))
+            raise _make_error(identity.names[client], messages[0], str(error)) from None
         sets[find_set_owner(client, len(received[0]) - 1, len(received[0]))] = points
     return [sets[owner] for owner in sorted(sets)]
 
@@ -319,6 +308,5 @@ def _read_number(message: SetSize) -> float:
     return float(message.values[0])
 
 
-def _refuse(identity: Identity, client: int, message: Message, why: str) -> NoReturn:
-    party = identity.names[client]
-    raise ProtocolError(f"party {party!r}, {type(message).__name__} for {message.key}: {why}", party=party)
+def _make_error(party: str, message: Message, why: str) -> ProtocolError:
+    return ProtocolError(f"party {party!r}, {type(message).__name__} for {message.key}: {why}", party=party)
