@@ -12,7 +12,7 @@ from glasu.data.methods import find_method, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
 from glasu.model.task import Targets
-from glasu.protocol.masked import client_decision, server_announce
+from glasu.protocol.masked import client_decision, server_decision
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
 from glasu.protocol.presence import list_subsets
@@ -55,8 +55,8 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 
     With `ensemble`, the candidate is not the joint model but the mean of the scores that the clients compute alone.
     """
-    progress, task = client.progress, client.learner.task
-    evaluation = client_evaluation(client, _find_key_round(client, ensemble), "validation", ensemble=ensemble)
+    progress, task, round_index = client.progress, client.learner.task, _find_key_round(client, ensemble)
+    evaluation = client_evaluation(client, round_index, "validation", ensemble=ensemble)
     metrics, is_collapsed, verdict = yield Timed(evaluation, "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
@@ -65,7 +65,11 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         if client.has_labels:
             improved, last = progress.judge(task.selection_score(metrics), client.config.train)
         if not client.is_alone:
-            improved = yield from _client_decision(client, metrics, improved=improved, ensemble=ensemble)
+            key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
+            best = ensemble if improved else progress.ensemble
+            improved, progress.stopped = yield from client_decision(
+                client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
+            )
         if client.has_labels:
             party = client.name if client.is_alone else None
             found = progress.position, "validation", metrics, task.selected_by, loss, improved, party, last
@@ -78,17 +82,6 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 def _find_key_round(role: Client | Server, ensemble: bool) -> int:
     """Return the `round` in the keys of an evaluation on validation nodes. Values up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
-
-
-def _client_decision(client: Client, metrics: dict[str, float], *, improved: bool, ensemble: bool) -> Script[bool]:
-    """Tell the server whether training stops; return whether the model is the best so far."""
-    progress, round_index = client.progress, _find_key_round(client, ensemble)
-    key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    best = ensemble if improved else progress.ensemble
-    improved, progress.stopped = yield from client_decision(
-        client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
-    )
-    return improved
 
 
 def client_test(client: Client) -> Script[dict[str, float]]:
@@ -240,7 +233,7 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
     if keeps_scores(server.config):
-        decision = yield from server_announce(server, key)
+        decision = yield from server_decision(server, key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
     improved = False

@@ -160,7 +160,7 @@ def client_decision(
 
 
 def server_decision(server: Server, key: Key) -> Script[Decision]:
-    """Server column: return the decision of the parties, which must be equal. The caller broadcasts it."""
+    """Server column: receive the decisions of the parties, which must be equal; broadcast and return the decision."""
     everyone = server.identity.owner is None
     messages: Sequence[Decision | Waiting] = yield Receive((Decision,) if everyone else (Decision, Waiting), key)
     found: list[Decision] = []
@@ -177,12 +177,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
                 f"{first.key}: parties {names[0]!r} and {names[1]!r} found different metrics, so their labels or "
                 "splits differ. The server cannot see which metrics; compare them between the parties."
             )
-    return Decision(key, first.stop, first.ensemble, first.proof)
-
-
-def server_announce(server: Server, key: Key) -> Script[Decision]:
-    """Server column: receive the parties' decision and broadcast it."""
-    decision = yield from server_decision(server, key)
+    decision = Decision(key, first.stop, first.ensemble, first.proof)
     yield Broadcast(decision)
     return decision
 
