@@ -24,6 +24,7 @@ from glasu.model.blocks import (
 )
 from glasu.randomness import Stream
 from glasu.wire.encodings import DOUBLE, SINGLE
+from support.draws import list_target_positions
 
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
@@ -92,12 +93,12 @@ def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_d
 def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(draw_edges, normalization):
     graph = random_graph(weighted=True)
     draw = draw_edges(graph, TARGETS, 1, 0, make_labels(NODES))
-    scale = np.ones(len(draw.rows)) if normalization == "none" else draw.scale
+    scale = np.ones(len(draw.edges)) if normalization == "none" else draw.scale
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     full = dense_matrix(graph, normalization)[TARGETS]
     expected = np.zeros((len(TARGETS), NODES))
     sources = graph.indices[draw.edges]
-    expected[draw.rows, sources] = full[draw.rows, sources] * scale
+    expected[list_target_positions(draw), sources] = full[list_target_positions(draw), sources] * scale
     rows = np.arange(len(TARGETS))
     expected[rows, TARGETS] = full[rows, TARGETS]  # self loops are never scaled; `mean` has none
     np.testing.assert_allclose(block.matrix.toarray(), expected[:, draw.nodes], rtol=1e-12)

@@ -21,6 +21,7 @@ from glasu.model.blocks import draw_all, make_labels
 from glasu.model.kernels import loops
 from glasu.randomness import draw_distinct, split_key
 from support import kernel_oracles as oracles
+from support.draws import list_target_positions
 
 NODES = 30
 graphs = st.lists(st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)), max_size=300).map(
@@ -65,7 +66,7 @@ def test_all_edges_into_a_set_are_listed_row_by_row(graph, targets):
     starts, edges = oracles.edges_into(graph.indptr, targets)
     np.testing.assert_array_equal(draw.starts, starts)
     np.testing.assert_array_equal(draw.edges, edges)
-    np.testing.assert_array_equal(graph.edge_index()[1][draw.edges], targets[draw.rows])
+    np.testing.assert_array_equal(graph.edge_index()[1][draw.edges], targets[list_target_positions(draw)])
 
 
 @quick

@@ -44,11 +44,6 @@ class Draw(NamedTuple):
     edges: NDArray[np.int64]  # per drawn edge: its position in the graph's edge list
     scale: NDArray[np.float64] | None = None  # per drawn edge: the factor that makes the block unbiased; None: 1
 
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """Per drawn edge: the position of its target in S[l+1]."""
-        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
-
 
 @dataclass(frozen=True, eq=False)
 class Block:
