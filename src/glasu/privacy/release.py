@@ -66,11 +66,11 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # the encoded array, masked or encrypted if sums are hidden
     unmasked: NDArray[Any]  # the encoded array before that
     encoding: Encoding
-    contribution: Tensor | None = None  # the result of `value`, if it cannot be decoded from `unmasked`
+    contribution: Tensor | None = None  # the result of `value`; None: decode `unmasked`
 
     @property
     def value(self) -> Tensor:
-        """The values that this client contributes, as a receiver decodes them alone."""
+        """The values that this client contributes, as a receiver would decode them without masks."""
         if self.contribution is not None:
             return self.contribution
         return torch.from_numpy(self.encoding.decode(self.unmasked))
@@ -127,7 +127,7 @@ class HiddenSums:
 
 @dataclass
 class Release:
-    """Perturbs and encodes everything that a client sends, and records it in the ledger."""
+    """Perturbs and encodes everything that a client sends, and records every release in the ledger."""
 
     encodings: Mapping[TensorKind, Encoding]
     protections: Mapping[TensorKind, Protection] = field(
@@ -153,7 +153,7 @@ class Release:
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
-        """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
+        """Clip H_m^+[l]. Clipping is differentiable, and LocalUpdate clips too."""
         clip = self.find_protection(REPRESENTATION).clip
         return partial if clip is None else clip(partial)
 
@@ -262,7 +262,7 @@ class Release:
         return {"nodes": nodes[order], "row_digests": digests}
 
     def prepare_reading(self, kind: TensorKind, key: Key, shape: tuple[int, int | None]) -> Reveal:
-        """Return the function that reads the payload of an answer, before the answer arrives."""
+        """Return the function that reads the payload of an answer. Call this before the answer arrives."""
         ring, hiding = self.encodings[kind].ring, self.sums.hiding
         if hiding is None or ring is None:
             return lambda payload, requested: payload
@@ -277,14 +277,14 @@ class Release:
     def read(
         self, kind: TensorKind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
     ) -> Tensor:
-        """Return the values of an answer, which the caller has checked.
+        """Return the values of an answer. The caller has checked the answer.
 
         Args:
             kind: the kind of tensor.
             key: the key of the exchange.
-            payload: all rows, without masks and decrypted.
+            payload: all rows, unmasked or decrypted.
             num_summed: the number of clients that contributed to a sum in a ring.
-            sent: the part of this client; None if it contributed nothing.
+            sent: the tensor that this client sent; None if it contributed nothing.
         """
         encoding = self.encodings[kind]
         if encoding.ring is not None:

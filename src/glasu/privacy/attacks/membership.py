@@ -11,7 +11,7 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return how often each node is in the sets of all clients in the same round, relative to its other occurrences.
+    """Return a score per node: the share of its occurrences in which the sets of all clients contain it.
 
     A batch is in the proposal of every client, and batches hold training nodes only.
 
