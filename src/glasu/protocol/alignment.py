@@ -9,9 +9,9 @@ sets.
                 their bytes, are the common order. Every party receives the rows of these points in the set that it
                 sent.
 
-No party sees two sets under the same blinding, so no party can compare. The server sees only blinded points; it learns
-the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a party
-multiplies the received share once more and keeps the product, which is never sent.
+No party sees two sets under the same blinding, so no party can compare sets. The server sees only blinded points. It
+learns the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a
+party multiplies the received share once more and keeps the product, which is never sent.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from glasu.wire.message_key import Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
 BLINDED = "blinded"  # the protection of points
-SHARES, SETS = 0, 1  # the `layer` in the keys of both kinds of messages
+SHARES, SETS = 0, 1  # used as `layer` in the keys of KeyShare and BlindedSet messages
 
 
 @dataclass(frozen=True)
 class SetLimits:
-    """Limits on the size of a set and of a message."""
+    """Limits on the size of a set of ids and of a message."""
 
     chunk_rows: int
     max_ids: int = DEFAULT_MAX_IDS  # ids in the largest set that a role accepts
@@ -69,7 +69,7 @@ class SetLimits:
         )
 
     def count_chunks(self, largest: int) -> int:
-        """Return the number of chunks of every set. A smaller set has as many; its last chunks are empty."""
+        """Return the number of chunks of every set, given the largest. The last chunks of a smaller set are empty."""
         return -(-largest // self.chunk_rows)
 
     def count_rows(self, size: int, chunk: int) -> int:
@@ -95,7 +95,7 @@ class Alignment:
     """The result of an alignment at a party."""
 
     rows: NDArray[np.int64]  # the party's rows with common ids, in the common order
-    key: bytes  # the same at all parties; the server does not have it
+    key: bytes  # a key that all parties have and the server does not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Comparison:
 def client_alignment(
     identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct. The ledger records everything before it is sent."""
+    """Client column; `ids` are normalised and distinct. The ledger records every release before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
     yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
@@ -164,7 +164,7 @@ def client_alignment(
 
 
 def _receive_common(key: Key, size: int, limits: SetLimits) -> Script[NDArray[np.int64]]:
-    """Receive the rows of the common ids; a chunk that is not full is the last one."""
+    """Receive the rows of the common ids. The first chunk that is not full is the last one."""
     parts: list[NDArray[np.int64]] = []
     while not parts or len(parts[-1]) == limits.chunk_rows:
         message = yield Receive((CommonRows,), key.at(SETS, len(parts)))
@@ -184,7 +184,7 @@ def _take_chunk(points: Points, chunk: int, limits: SetLimits) -> Points:
 def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) -> None:
     """Refuse rows that follow a chunk that was not full. The server has checked the total number of rows."""
     if len(points) > limits.chunk_rows or (earlier and len(points) and len(earlier[-1]) < limits.chunk_rows):
-        raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
+        raise ProtocolError(f"{len(points)} points are too many for a chunk, or follow the last chunk of a set.")
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def _name_sender(sender: str, message: Message) -> Iterator[None]:
 
 
 def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison]:
-    """Server column: pass sets on in the ring, compare them, and send every party its common rows."""
+    """Server column: forward the sets in the ring, compare them, and send every party its common rows."""
     num_clients, key = identity.num_clients, identity.key(Phase.ALIGNMENT, 0)
     if num_clients < 2:
         raise ConfigError("an alignment needs at least two parties.")
@@ -236,7 +236,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
 
 
 def find_set_owner(client: int, step: int, num_clients: int) -> int:
-    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
+    """Return the owner of the set that a client sends after it received `step` sets: the client `step` places back."""
     return (client - step) % num_clients
 
 
@@ -279,7 +279,7 @@ def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSe
 def _check_rows(
     identity: Identity, messages: Sequence[BlindedSet], sizes: Sequence[int], step: int, chunk: int, limits: SetLimits
 ) -> None:
-    """Refuse a chunk if its number of points differs from that of the same chunk when its sender received it."""
+    """Refuse a chunk that has another number of points than the same chunk had when its sender received it."""
     for client, message in enumerate(messages):
         expected = limits.count_rows(sizes[find_set_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:

@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
-COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model has learned nothing
+COLLAPSED, SOUND = 1.0, 0.0  # a flag after the test metrics: COLLAPSED if the selected model has learned nothing
 
 
 class ClientEvaluation(NamedTuple):
     """The result of an evaluation at a client."""
 
     metrics: dict[str, float]  # empty at a client without labels
-    is_collapsed: bool  # whether the model predicts the same for all nodes; False at a client without labels
-    verdict: Verdict | None  # None if the clients decide
+    is_collapsed: bool  # whether the model has learned nothing (`Task.is_collapsed`); False without labels
+    verdict: Verdict | None  # the server's verdict; None if the clients decide
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Client column: evaluate on validation nodes; keep the weights if they are the best so far.
 
-    With `ensemble`, the candidate is not the joint model but the mean of the scores that the clients compute alone.
+    With `ensemble`, the mean of the scores that the clients compute alone is evaluated instead of the joint model.
     """
     progress, task, round_index = client.progress, client.learner.task, _find_key_round(client, ensemble)
     evaluation = client_evaluation(client, round_index, "validation", ensemble=ensemble)
@@ -80,7 +80,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 
 
 def _find_key_round(role: Client | Server, ensemble: bool) -> int:
-    """Return the `round` in the keys of an evaluation on validation nodes. Values up to T+1 have other uses."""
+    """Return the `round` in the keys of an evaluation on validation nodes. Round numbers up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 
@@ -178,7 +178,7 @@ def client_evaluation(
     targets = client.data.find_targets(examples)
     if owner_leads(client.config):
         targets = yield from agree_on_targets(client, key, targets)
-    if client.is_alone:  # even if predictions are averaged after training
+    if client.is_alone:  # also if the parties average predictions after training
         own = yield from client_scores(client, key, targets)
         predictions = None if own is None else client.learner.task.convert_scores(own)
     else:
@@ -210,7 +210,7 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> tuple[dict[str, float], bool]:
-    """Return the metrics of predictions in the unit of the labels, and whether the model predicts one class.
+    """Return the metrics of predictions in the unit of the labels, and whether the model has learned nothing.
 
     Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
     """
@@ -266,7 +266,7 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics, if the parties send them. The caller broadcasts a verdict.
+    """Server column: aggregate, and return the metrics, or {} if the parties keep them. The caller sends the verdict.
 
     In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
     a client with labels reports whether the selected model has learned nothing.

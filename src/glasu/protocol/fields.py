@@ -29,7 +29,7 @@ SECTION = struct.Struct("<BBxxII")
 
 @dataclass(frozen=True)
 class Shapes:
-    """Counts of a run that limit the size of its messages. All roles know them after the handshake."""
+    """The counts of a run that limit the size of its messages. All roles know them after the handshake."""
 
     num_nodes: int
     chunk_rows: int
@@ -95,9 +95,9 @@ class TensorField(_OneArray):
 
     kind: TensorKind
     columns: CountOf
-    is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
+    is_answer: bool = False  # whether the server sends the tensor; it then combines values from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = DTYPES  # an encoding can have any of them
+    dtypes: tuple[str, ...] = DTYPES  # the encoding of the tensor decides which one
 
     def find_encoding(self, encodings: Mapping[TensorKind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""

@@ -1,7 +1,7 @@
 """The test of a run whose losses and metrics stay at the parties: client and server columns.
 
-Such a run has one release (`once.py`), or rounds with noise. With noise there is no evaluation before the test, because
-every evaluation would be one more release. So the model after the last round is selected.
+Such a run has one release (`once.py`), or its rounds add noise. In rounds with noise there is no evaluation before the
+test, because every evaluation would be one more release. So the model after the last round is selected.
 
 Every party receives the mean of the class probabilities and has the labels, so it measures the prediction itself.
 """

@@ -31,15 +31,15 @@ class Sizes:
 
 
 class Server:
-    """The server in a training, a prediction or a dry run."""
+    """The server in training, in a prediction or in a dry run."""
 
     def __init__(self, config: RunConfig, roster: Sequence[str], sizes: Sizes, run: bytes) -> None:
         """Start at round 0.
 
         Args:
             config: the run's settings, resolved. The preset may leave several candidates.
-            roster: the parties' names in client order.
-            sizes: counts of nodes.
+            roster: the names of the parties in client order.
+            sizes: the counts of nodes.
             run: the id of the run.
         """
         self.roster, self.sizes = tuple(roster), sizes
