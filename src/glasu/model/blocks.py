@@ -18,7 +18,7 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, draw_smallest, split_key
 
 NodeSet = NDArray[np.int64]
-NodeLabels = NDArray[np.int32]  # scratch array of one client: one number per node, -1 between calls; see `kernels`
+NodeLabels = NDArray[np.int32]  # a scratch array of one client: a number per node, -1 between calls; see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
 NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # codes of `fill_block`
 DENSE_SHARE = 0.12  # above this share of non-zero entries a dense product is faster, measured at 4,057 nodes
@@ -41,8 +41,8 @@ class Draw(NamedTuple):
 
     nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and S[l+1] itself
     starts: NDArray[np.int64]  # edges[starts[i]:starts[i + 1]] lead to node i of S[l+1]
-    edges: NDArray[np.int64]  # per drawn edge: its position in the graph's edge list
-    scale: NDArray[np.float64] | None = None  # per drawn edge: the factor that makes the block unbiased; None: 1
+    edges: NDArray[np.int64]  # for each drawn edge: its position in the graph's edge list
+    scale: NDArray[np.float64] | None = None  # for each drawn edge: a factor that makes the block unbiased; None: 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Block:
         return replace(self, dense=self.matrix.toarray()) if crowded else self
 
     def compact(self, labels: NodeLabels) -> tuple[Block, NDArray[np.int64]]:
-        """Return the block without the columns that no row reads, and the columns that are left."""
+        """Return the block without the columns that no row reads, and the positions of the columns that are left."""
         matrix = self.matrix
         columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
         if len(columns) == matrix.width:
@@ -182,7 +182,7 @@ def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, label
 class Adjacency:
     """Builds blocks of A(E_m), normalised by the degrees of the client's full graph.
 
-    symmetric: D^-1/2 (A + I) D^-1/2 with D counting the self loop; mean: D^-1 A, no self loops; none: A + I.
+    symmetric: D^-1/2 (A + I) D^-1/2, where D counts the self loop; mean: D^-1 A, without self loops; none: A + I.
     """
 
     def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:

@@ -153,7 +153,7 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Arr
 def edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
-    """List the edges into the targets whose source is a target or in `others`; return (starts, edges, from others)."""
+    """List the edges into the targets from targets and from `others`; return (starts, edges, whether from `others`)."""
     most = 0
     for node in others:
         labels[node] = 1
