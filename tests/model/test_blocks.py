@@ -18,7 +18,7 @@ from glasu.model.blocks import (
     draw_layer,
     draw_neighbors,
     draw_shared,
-    edges_into,
+    list_edges_into,
     make_labels,
     thin_draw,
 )
@@ -143,7 +143,7 @@ def test_a_block_has_the_precision_that_was_asked_for(double, dtype):
 def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
     source, target = np.array(pairs, np.int64).reshape(-1, 2).T
     graph, targets = Graph.from_edges(source, target, 8), np.array(sorted(chosen), np.int64)
-    starts, edges = edges_into(graph, targets)
+    starts, edges = list_edges_into(graph, targets)
     np.testing.assert_array_equal(edges, np.flatnonzero(np.isin(graph.edge_index()[1], targets)))
     np.testing.assert_array_equal(np.repeat(targets, np.diff(starts)), graph.edge_index()[1][edges])
 
@@ -245,6 +245,6 @@ def test_a_compact_block_times_the_rows_it_reads_is_the_block_times_all_rows(tar
     np.testing.assert_array_equal(rows[columns][small.positions], rows[targets])
     np.testing.assert_array_equal(columns[small.edge_index()[0]], block.edge_index()[0])
     np.testing.assert_array_equal(small.edge_index()[1], block.edge_index()[1])
-    assert set(columns) == set(targets) | set(graph.indices[edges_into(graph, targets)[1]])
+    assert set(columns) == set(targets) | set(graph.indices[list_edges_into(graph, targets)[1]])
     assert (np.diff(columns) > 0).all()
     assert small.matrix.shape == (len(targets), len(columns))

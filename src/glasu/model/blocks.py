@@ -84,7 +84,7 @@ class Block:
         return Block(SparseRows(matrix.indptr, indices, matrix.data, len(columns)), positions), columns
 
 
-def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def list_edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """List every edge into `targets`.
 
     Returns:
@@ -99,7 +99,7 @@ def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArr
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
     """Return every edge into the targets; S[l] is every node of the graph."""
-    return Draw(np.arange(graph.num_nodes), *edges_into(graph, targets))
+    return Draw(np.arange(graph.num_nodes), *list_edges_into(graph, targets))
 
 
 def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
@@ -115,7 +115,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: No
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
-    candidates = kernels.neighbors_outside(*_list_edges(graph), targets, labels)
+    candidates = kernels.list_neighbors_outside(*_list_edges(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
     drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
@@ -159,7 +159,7 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
 
 def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
     """Return every edge from `nodes` into `targets`, unscaled."""
-    starts, edges, _ = kernels.edges_between(*_list_edges(graph), targets, nodes, labels)
+    starts, edges, _ = kernels.list_edges_between(*_list_edges(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
 
 
@@ -174,7 +174,7 @@ def _unite(targets: NodeSet, new: NodeSet) -> NodeSet:
 
 def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
     """Keep the edges from `targets`, and the edges from nodes drawn out of `population`; scale up the latter."""
-    starts, edges, outside = kernels.edges_between(*_list_edges(graph), targets, drawn, labels)
+    starts, edges, outside = kernels.list_edges_between(*_list_edges(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
     return Draw(_unite(targets, drawn), starts, edges, scale)
 
