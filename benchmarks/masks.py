@@ -30,7 +30,7 @@ from glasu.experiments.results import RunResult
 from glasu.experiments.tables import format_spread, list_percentages
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.encryption import CkksCipher, CkksEncryption
-from glasu.privacy.masking import PairwiseMasks, Transcript
+from glasu.privacy.masking import PairwiseMasks, RunningHash
 from glasu.wire.encodings import Ciphertexts, Ring
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import REPRESENTATION
@@ -109,7 +109,7 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
         group_key=bytes(32),
         contributors=lambda key: range(CLIENTS),
         chunk_rows=4096,
-        transcript=Transcript(),
+        running_hash=RunningHash(),
     )
     grids, rounding, masking = ColumnGrids(), [], []
     for index in range(repeats):
@@ -133,7 +133,7 @@ def time_encryption(bits: int, repeats: int = 20) -> list[float]:
             group_key=bytes(32),
             contributors=lambda key: range(CLIENTS),
             chunk_rows=4096,
-            transcript=Transcript(),
+            running_hash=RunningHash(),
         )
         for own in range(CLIENTS)
     ]

@@ -10,7 +10,7 @@ import torch
 from glasu.config import ModelConfig
 from glasu.model.aggregation import Aggregation, Concat, Mean, make_aggregation
 from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain
-from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
+from glasu.wire.message_key import SERVER, Key, Phase
 
 KINDS = [Mean, Concat]
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0)
@@ -222,7 +222,7 @@ def test_combined_gradients_are_the_encoded_shares_of_the_summed_gradients(kind,
     aggregation = kind(num_clients)
     rng = np.random.default_rng(1)
     payloads = encode_all(encoding, list(rng.normal(size=(num_clients, 5, 4 * aggregation.widening))))
-    keys = [ANSWER._replace(client=TO_ONE + client) for client in range(num_clients)]
+    keys = [ANSWER.to_client(client) for client in range(num_clients)]
     shares = aggregation.combine_gradients(encoding, payloads, keys, 2)
     total = encoding.decode(payloads[0]).copy()
     for payload in payloads[1:]:
@@ -243,7 +243,7 @@ def test_combined_gradients_are_those_of_autograd(kind):
     joint = by_torch(kind, leaves)
     gradients = [torch.randn_like(joint) for _ in range(3)]
     joint.backward(sum(gradients))
-    keys = [ANSWER._replace(client=TO_ONE + client) for client in range(3)]
+    keys = [ANSWER.to_client(client) for client in range(3)]
     payloads = [gradient.numpy() for gradient in gradients]
     shares = kind(3).combine_gradients(Plain("fp64"), payloads, keys, 0)
     for leaf, share in zip(leaves, shares, strict=True):

@@ -18,12 +18,13 @@ from glasu.model.blocks import (
     draw_layer,
     draw_neighbors,
     draw_shared,
-    edges_into,
+    list_edges_into,
     make_labels,
     thin_draw,
 )
 from glasu.randomness import Stream
 from glasu.wire.encodings import DOUBLE, SINGLE
+from support.draws import list_target_positions
 
 NODES = 12
 DRAWS: dict[str, Callable[..., Draw]] = {"node": draw_neighbors, "layer": draw_layer, "shared": draw_shared}
@@ -92,12 +93,12 @@ def test_an_induced_block_holds_every_edge_between_its_sets_normalised_by_full_d
 def test_a_drawn_block_is_the_full_matrix_at_the_drawn_edges_times_their_scale(draw_edges, normalization):
     graph = random_graph(weighted=True)
     draw = draw_edges(graph, TARGETS, 1, 0, make_labels(NODES))
-    scale = np.ones(len(draw.rows)) if normalization == "none" else draw.scale
+    scale = np.ones(len(draw.edges)) if normalization == "none" else draw.scale
     block = block_of(graph, normalization, TARGETS, draw.nodes, draw)
     full = dense_matrix(graph, normalization)[TARGETS]
     expected = np.zeros((len(TARGETS), NODES))
     sources = graph.indices[draw.edges]
-    expected[draw.rows, sources] = full[draw.rows, sources] * scale
+    expected[list_target_positions(draw), sources] = full[list_target_positions(draw), sources] * scale
     rows = np.arange(len(TARGETS))
     expected[rows, TARGETS] = full[rows, TARGETS]  # self loops are never scaled; `mean` has none
     np.testing.assert_allclose(block.matrix.toarray(), expected[:, draw.nodes], rtol=1e-12)
@@ -142,7 +143,7 @@ def test_a_block_has_the_precision_that_was_asked_for(double, dtype):
 def test_the_edges_into_some_nodes_are_those_of_the_edge_list(pairs, chosen):
     source, target = np.array(pairs, np.int64).reshape(-1, 2).T
     graph, targets = Graph.from_edges(source, target, 8), np.array(sorted(chosen), np.int64)
-    starts, edges = edges_into(graph, targets)
+    starts, edges = list_edges_into(graph, targets)
     np.testing.assert_array_equal(edges, np.flatnonzero(np.isin(graph.edge_index()[1], targets)))
     np.testing.assert_array_equal(np.repeat(targets, np.diff(starts)), graph.edge_index()[1][edges])
 
@@ -244,6 +245,6 @@ def test_a_compact_block_times_the_rows_it_reads_is_the_block_times_all_rows(tar
     np.testing.assert_array_equal(rows[columns][small.positions], rows[targets])
     np.testing.assert_array_equal(columns[small.edge_index()[0]], block.edge_index()[0])
     np.testing.assert_array_equal(small.edge_index()[1], block.edge_index()[1])
-    assert set(columns) == set(targets) | set(graph.indices[edges_into(graph, targets)[1]])
+    assert set(columns) == set(targets) | set(graph.indices[list_edges_into(graph, targets)[1]])
     assert (np.diff(columns) > 0).all()
     assert small.matrix.shape == (len(targets), len(columns))

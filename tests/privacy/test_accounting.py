@@ -142,6 +142,6 @@ def test_the_summary_says_for_what_it_holds():
     gate, rule = make_gate()
     gate.tensor(REPRESENTATION, ROWS, KEY, np.arange(4))
     said = str(rule.summarize())
-    for part in ("epsilon 4.38 if a row becomes zero", "10", "delta 1e-05", "released once", "not for a node, an edge"):
+    for part in ("epsilon 4.38 if a row becomes zero", "10", "delta 1e-05", "released once", "not a node, an edge"):
         assert part in said
     assert Accountant(DELTA).summarize().epsilon_replaced == 0

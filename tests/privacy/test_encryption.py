@@ -141,7 +141,7 @@ def exchange(change=lambda payloads: payloads, told=(), values=LEVELS):
     """Encrypt integers of three clients, and read the sum that the server makes of the changed ciphertexts."""
     encoding, clients = Ciphertexts(32, 3), make_encryptions([MAKER, READER, READER], chunk_rows=2000)
     for client in told:
-        clients[client].transcript.add(b"Joint", [np.ones(1)])
+        clients[client].running_hash.add(b"Joint", [np.ones(1)])
     reveal = clients[2].prepare_reading(key_of(0), (3000, 2), encoding)
     numbers = np.random.default_rng(0).integers(*values, (3, 3000, 2), dtype=np.uint32)
     payloads = [own(each, key_of(client)) for client, (own, each) in enumerate(zip(clients, numbers, strict=True))]

@@ -69,7 +69,7 @@ def test_streams_differ_between_places_shapes_pairs_and_answers():
     found.append(make_masks(2)[0](np.zeros((8, 1), "<u4"), key_of(0)))
     found.append(make_masks(2, seed=1)[0](zero, key_of(0)))
     told = make_masks(2)[0]
-    told.transcript.add(b"Joint", [np.ones((1, 1))])
+    told.running_hash.add(b"Joint", [np.ones((1, 1))])
     found.append(told(zero, key_of(0)))
     rows = {tuple(each.ravel()) for each in found}
     assert len(rows) == len(found)
@@ -82,7 +82,7 @@ def test_a_server_that_shows_two_parties_different_answers_sees_noise_from_then_
     for split in (False, True):
         masks = make_masks(3, chunk_rows=4096)
         for client, own in enumerate(masks):
-            own.transcript.add(b"Joint 1", [np.full((2, 2), 5.0 + (split and client == 2))])
+            own.running_hash.add(b"Joint 1", [np.full((2, 2), 5.0 + (split and client == 2))])
         numbers, payloads = hide(masks, ring, rows=1000)
         (total,) = ring.combine(payloads, 1, [key_of(0)])
         if not split:
@@ -112,9 +112,9 @@ def test_an_encrypted_message_is_readable_for_clients_and_bound_to_its_sender_an
 def test_an_encrypted_message_is_readable_only_for_clients_with_the_answers_of_its_sender():
     masks = make_masks(3)
     for client, own in enumerate(masks):
-        own.transcript.add(b"Joint 1", [np.full((2, 2), 5.0 + (client == 2))])
+        own.running_hash.add(b"Joint 1", [np.full((2, 2), 5.0 + (client == 2))])
     sealed, before, other = masks[1].seal(b"verdict", key_of(1)), masks[0].prepare_unsealing(1), masks[2]
-    masks[0].transcript.add(b"Sealed", [np.frombuffer(sealed, np.uint8)])  # the answer itself
+    masks[0].running_hash.add(b"Sealed", [np.frombuffer(sealed, np.uint8)])  # the answer itself
     assert before(sealed, key_of(0)) == b"verdict"
     with pytest.raises(ProtocolError, match="or the server has sent this client and that client different answers"):
         other.prepare_unsealing(1)(sealed, key_of(2))
@@ -124,7 +124,7 @@ def test_proofs_are_equal_for_equal_metrics_and_answers_alone():
     masks = make_masks(3)
     proofs = [own.prove(b"0.8", key_of(client)) for client, own in enumerate(masks)]
     assert len({*proofs}) == 1
-    masks[2].transcript.add(b"Joint", [np.ones((1, 1))])
+    masks[2].running_hash.add(b"Joint", [np.ones((1, 1))])
     other = [
         masks[0].prove(b"0.9", key_of(0)),
         masks[0].prove(b"0.8", key_of(0, layer=2)),

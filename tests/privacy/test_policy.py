@@ -75,7 +75,7 @@ def test_an_evaluation_counts_once_and_a_redone_one_again():
         enter(ledger, key=first.at(layer))
     enter(ledger, key=redone)
     enter(ledger)  # training is no evaluation
-    assert_refused(ledger, "max_evaluations = 2: this is number 3", key=KEY._replace(phase=Phase.PREDICTION))
+    assert_refused(ledger, "max_evaluations = 2: this would be evaluation 3", key=KEY._replace(phase=Phase.PREDICTION))
     enter(ledger, "metrics", key=first._replace(round=9), rows=1)
 
 
@@ -115,7 +115,9 @@ def test_settings_that_lead_to_a_forbidden_release_are_refused():
         policy.check_settings({"gradient": "masks"})
     with pytest.raises(PolicyError, match=r"require\.representation"):
         policy.check_settings({"representation": "none"})
-    with pytest.raises(PolicyError, match="max_evaluations = 3: the run has at least 4 with its test"):
+    with pytest.raises(
+        PolicyError, match="max_evaluations = 3: the run needs at least 4 evaluations, including its test"
+    ):
         policy.check_settings({}, 4)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,16 +13,17 @@ from glasu.model.aggregation import Mean
 from glasu.model.sampler import Sample
 from glasu.model.task import Targets
 from glasu.privacy.ledger import Ledger
-from glasu.privacy.release import Clip, Protection, Release
+from glasu.privacy.release import Clip, HiddenSums, Protection, Release
 from glasu.protocol.client import Client
 from glasu.protocol.update import Others, local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
 from glasu.wire import ids
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, use_for_all_kinds
+from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, Ring, use_for_all_kinds
 from glasu.wire.message_key import Key, Phase
-from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
+from glasu.wire.tensor_kinds import GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 from support.ledgers import Lines
+from support.masks import key_of, make_masks
 from support.perturbations import Rounding, row_noise
 
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0, round=3, layer=1)
@@ -118,38 +118,40 @@ def test_extracting_from_what_was_sent_leaves_exactly_the_others_part():
     assert not torch.allclose(Mean(2, 0).extract_others(joint, own), theirs.value / 2, atol=1e-3)
 
 
-@dataclass(frozen=True)
-class Opposite:
-    """Masks of two clients that cancel exactly: whole numbers beside values of a few bits."""
-
-    sign: int
-    name: str = "masks"
-
-    def __call__(self, payload: np.ndarray, key: Key) -> np.ndarray:
-        return payload + self.sign * np.random.default_rng(key.round).integers(2**20, 2**30, payload.shape)
-
-
 def test_masks_change_what_travels_but_neither_the_sum_nor_the_own_contribution():
-    encoding, values = Plain("fp64"), torch.randint(-99, 99, (2, 4, 3)).double() / 8
-    gates = [make_release(encoding, Protection(masking=Opposite(sign))) for sign in (1, -1)]
-    sent = [gate.tensor(REPRESENTATION, value, KEY) for gate, value in zip(gates, values, strict=True)]
-    (mean,) = encoding.combine([each.payload for each in sent], 2, [KEY])
-    np.testing.assert_array_equal(mean, values.mean(dim=0))
+    ring, values = Ring(32, 2), torch.randn(2, 4, 3)
+    gates = [Release(use_for_all_kinds(ring), sums=HiddenSums(hiding=hiding)) for hiding in make_masks(2)]
+    sent = [
+        gate.tensor(REPRESENTATION, value, key_of(m)) for m, (gate, value) in enumerate(zip(gates, values, strict=True))
+    ]
+    (total,) = ring.combine([each.payload for each in sent], 1, [key_of(0)])
+    np.testing.assert_array_equal(total, sent[0].unmasked + sent[1].unmasked)
     for each, value in zip(sent, values, strict=True):
-        assert torch.equal(each.value, value)
-        assert not (each.payload == value.numpy()).any()
-    others = Mean(2, 0).extract_others(torch.from_numpy(mean), sent[0].value)
-    assert torch.equal(others, values[1] / 2)
+        torch.testing.assert_close(each.value, value, rtol=0, atol=1e-6)
+        assert not (each.payload == each.unmasked).any()
+    joint = gates[0].read(REPRESENTATION, key_of(0), total, num_summed=2)
+    torch.testing.assert_close(Mean(2, 0).extract_others(joint, sent[0].value), sent[1].value / 2)
 
 
-def test_only_the_kinds_that_have_a_masking_are_masked_and_the_ledger_says_which():
-    gate = Release(use_for_all_kinds(Plain("fp64")), {REPRESENTATION: Protection(masking=Opposite(1))})
-    value = torch.ones(2, 2)
+def test_only_the_kinds_whose_encoding_is_a_ring_are_hidden_and_the_ledger_says_which():
+    encodings = {**use_for_all_kinds(Plain()), REPRESENTATION: Ring(32, 2)}
+    gate, value = Release(encodings, sums=HiddenSums(hiding=make_masks(2)[0])), torch.ones(2, 2)
     for kind in (GRADIENT, PROBABILITIES):
-        assert (gate.tensor(kind, value, KEY).payload == 1).all()
-    gate.tensor(REPRESENTATION, value, KEY)
+        assert (gate.tensor(kind, value, key_of(0)).payload == 1).all()
+    gate.tensor(REPRESENTATION, value, key_of(0))
     found = {row["kind"]: row["protection"] for row in gate.ledger.list_totals()}
     assert found == {"gradient": "none", "probabilities": "none", "representation": "masks"}
+
+
+def test_the_owner_gradient_is_encrypted_instead_of_masked():
+    gate = make_release(Plain(), Protection(Clip(1.0)))
+    gate.encodings = {**gate.encodings, OWNER_GRADIENT: Plain()}
+    gate.sums.hiding = make_masks(2)[0]
+    sent, chunks = gate.sealed_gradient(torch.ones(2, 2) / 8, KEY, lambda encoded: [encoded.tobytes()[::-1]])
+    assert chunks == [sent.payload.tobytes()[::-1]]
+    assert torch.equal(sent.value, torch.ones(2, 2) / 8)
+    (row,) = gate.ledger.list_totals()
+    assert (row["kind"], row["protection"], row["bytes"]) == ("gradient", "clip+sealed", 16)
 
 
 def test_each_kind_of_tensor_has_its_own_clip_and_noise():
@@ -209,7 +211,7 @@ def test_node_sets_and_numbers_pass_the_gate_too():
     ],
 )
 def test_the_protection_names_what_was_done_in_its_order(release, name):
-    assert release.find_protection(REPRESENTATION).name == name
+    assert release.find_protection(REPRESENTATION).describe() == name
     release.tensor(REPRESENTATION, torch.ones(2, 2), KEY, NODES[:2])
     assert release.ledger.list_totals()[0]["protection"] == name
 

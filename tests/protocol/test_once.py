@@ -134,7 +134,7 @@ def test_the_report_states_epsilon_unit_delta_and_releases():
     assert spent["epsilon_zeroed"] == pytest.approx(6.57, abs=0.01)
     assert spent["epsilon_replaced"] == pytest.approx(15.5, abs=0.1)
     assert (spent["releases"], spent["rows"], spent["delta"]) == (2, 24, 1e-5)
-    assert "not for a node, an edge or the weights" in spent["unit"]
+    assert "not a node, an edge or the weights" in spent["unit"]
     assert "differential_privacy" not in once().report.to_dict()["privacy"]
 
 

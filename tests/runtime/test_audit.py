@@ -191,7 +191,9 @@ def test_a_policy_with_one_evaluation_less_than_a_run_has_refuses_it_at_the_star
     for limit, notes in ((count, Notes()), (count - 1, Notes())):
         policy = PolicyFile(tmp_path / "policy.toml", Policy(max_evaluations=limit), "digest")
         allowed = (
-            nullcontext() if limit == count else pytest.raises(PolicyError, match=f"has at least {count} with its test")
+            nullcontext()
+            if limit == count
+            else pytest.raises(PolicyError, match=f"needs at least {count} evaluations, including its test")
         )
         with allowed:
             simulate(parties, config, policies={"b": policy}, carry=notes.carry)

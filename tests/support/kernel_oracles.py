@@ -59,22 +59,22 @@ def _runs(first: Ids, counts: Ids, starts: Ids) -> Ids:
     return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
 
-def edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
+def list_edges_into(indptr: Array, targets: Ids) -> tuple[Ids, Ids]:
     first = indptr[targets]
     degrees = indptr[targets + 1] - first
     starts = _starts(degrees)
     return starts, _runs(first, degrees, starts)
 
 
-def neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
-    _, edges = edges_into(indptr, targets)
+def list_neighbors_outside(indptr: Array, indices: Array, targets: Ids, labels: Labels) -> Ids:
+    _, edges = list_edges_into(indptr, targets)
     return _fresh(indices[edges], targets)
 
 
-def edges_between(
+def list_edges_between(
     indptr: Array, indices: Array, targets: Ids, others: Ids, labels: Labels
 ) -> tuple[Ids, Ids, NDArray[np.bool_]]:
-    starts, edges = edges_into(indptr, targets)
+    starts, edges = list_edges_into(indptr, targets)
     rows = np.repeat(np.arange(len(targets)), np.diff(starts))
     labels[others] = 1
     labels[targets] = 0

@@ -10,7 +10,7 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.data.party import PartyData
 from glasu.privacy.encryption import CkksCipher, CkksEncryption
-from glasu.privacy.masking import PairwiseMasks, Transcript
+from glasu.privacy.masking import PairwiseMasks, RunningHash
 from glasu.protocol.messages import Message
 from glasu.wire.message_key import Key, Phase
 from support.tiny import tiny
@@ -49,7 +49,7 @@ def make_masks(
             group_key=group,
             contributors=lambda key: clients,
             chunk_rows=chunk_rows,
-            transcript=Transcript(),
+            running_hash=RunningHash(),
             blind=blind,
         )
         for own in range(num_clients)
@@ -72,7 +72,7 @@ def make_encryptions(
             group_key=bytes(32),
             contributors=lambda key: clients,
             chunk_rows=chunk_rows,
-            transcript=Transcript(),
+            running_hash=RunningHash(),
         )
         for own, cipher in enumerate(ciphers)
     ]

@@ -272,14 +272,18 @@ def test_another_seed_rounds_by_other_numbers():
 
 
 @pytest.mark.parametrize("columns", [4, 16, 20, 36])
-def test_the_numbers_are_uniform_and_no_two_values_share_theirs(columns):
-    drawn = Int8(WIDTH, stochastic=True)._uniform(KEY, 0, 2000, columns)
-    assert 0 < drawn.min() < drawn.max() < 1
-    assert drawn.mean() == pytest.approx(0.5, abs=5 * 0.289 / drawn.size**0.5)
-    assert np.histogram(drawn, bins=10, range=(0, 1))[0] / drawn.size == pytest.approx(0.1, abs=0.01)
-    correlation = np.corrcoef(drawn.T) - np.eye(columns)
-    assert np.abs(correlation).max() < 0.12
-    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.06
+@pytest.mark.parametrize("largest", [0, WIDTH - 1], ids="largest in column {}".format)
+def test_values_round_up_as_often_as_their_remainder_says_and_independently(columns, largest):
+    encoding = Int8(WIDTH, stochastic=True)
+    for remainder in (0.1, 0.5, 0.9):
+        value = np.full((2000, columns), remainder, np.float32)
+        value[:, largest::WIDTH] = 127  # the step of every block is 1
+        rounded = encoding.decode(encoding.encode(value, KEY))[:, np.arange(columns) % WIDTH != largest]
+        assert set(np.unique(rounded)) == {0, 1}
+        assert rounded.mean() == pytest.approx(remainder, abs=5 * 0.5 / rounded.size**0.5)
+        correlation = np.corrcoef(rounded.T) - np.eye(rounded.shape[1])
+        assert np.abs(correlation).max() < 0.12
+        assert abs(np.corrcoef(rounded[:-1].ravel(), rounded[1:].ravel())[0, 1]) < 0.06
 
 
 # Encodings of a config
@@ -351,7 +355,7 @@ def rounding_key(encoding: Encoding, keys: list[Key], index: int) -> Key:
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 def test_combining_is_decoding_adding_in_order_dividing_and_encoding_once(encoding, divisor, receivers, first_row):
     payloads = payloads_of(encoding, 3, 2 * WIDTH)
-    keys = [KEY._replace(client=TO_ONE + client) for client in range(receivers)]
+    keys = [KEY.to_client(client) for client in range(receivers)]
     first, second, third = map(encoding.decode, payloads)
     total = ((first + second) + third) / first.dtype.type(divisor)
     found = encoding.combine(payloads, divisor, keys, first_row)
@@ -381,7 +385,7 @@ def test_combining_chunks_of_rows_gives_the_rows_of_the_whole(encoding, cut):
 
 
 def test_shares_rounded_stochastically_differ_by_key_and_others_do_not():
-    keys = [KEY._replace(client=TO_ONE + client) for client in range(3)]
+    keys = [KEY.to_client(client) for client in range(3)]
     for encoding in ENCODINGS:
         shares = {payload.tobytes() for payload in encoding.combine(payloads_of(encoding, 3), 3, keys)}
         stochastic = isinstance(encoding, Int8) and encoding.stochastic

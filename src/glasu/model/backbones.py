@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Backbone(ABC):
-    """One kind of graph layer. To add a backbone, register a subclass."""
+    """A kind of graph layer. To add a backbone, register a subclass."""
 
     normalization: ClassVar[Normalization] = "symmetric"  # how blocks are normalised, see `Adjacency`
     has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m

@@ -18,7 +18,7 @@ from glasu.model.sparse import SparseRows
 from glasu.randomness import draw_distinct, draw_smallest, split_key
 
 NodeSet = NDArray[np.int64]
-NodeLabels = NDArray[np.int32]  # scratch array of one client: one number per node, -1 between calls; see `kernels`
+NodeLabels = NDArray[np.int32]  # a scratch array of one client: a number per node, -1 between calls; see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
 NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # codes of `fill_block`
 DENSE_SHARE = 0.12  # above this share of non-zero entries a dense product is faster, measured at 4,057 nodes
@@ -41,13 +41,8 @@ class Draw(NamedTuple):
 
     nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and S[l+1] itself
     starts: NDArray[np.int64]  # edges[starts[i]:starts[i + 1]] lead to node i of S[l+1]
-    edges: NDArray[np.int64]  # per drawn edge: its position in the graph's edge list
-    scale: NDArray[np.float64] | None = None  # per drawn edge: the factor that makes the block unbiased; None: 1
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """Per drawn edge: the position of its target in S[l+1]."""
-        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+    edges: NDArray[np.int64]  # for each drawn edge: its position in the graph's edge list
+    scale: NDArray[np.float64] | None = None  # for each drawn edge: a factor that makes the block unbiased; None: 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +73,7 @@ class Block:
         return replace(self, dense=self.matrix.toarray()) if crowded else self
 
     def compact(self, labels: NodeLabels) -> tuple[Block, NDArray[np.int64]]:
-        """Return the block without the columns that no row reads, and the columns that are left."""
+        """Return the block without the columns that no row reads, and the positions of the columns that are left."""
         matrix = self.matrix
         columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
         if len(columns) == matrix.width:
@@ -89,7 +84,7 @@ class Block:
         return Block(SparseRows(matrix.indptr, indices, matrix.data, len(columns)), positions), columns
 
 
-def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def list_edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """List every edge into `targets`.
 
     Returns:
@@ -104,7 +99,7 @@ def edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArr
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
     """Return every edge into the targets; S[l] is every node of the graph."""
-    return Draw(np.arange(graph.num_nodes), *edges_into(graph, targets))
+    return Draw(np.arange(graph.num_nodes), *list_edges_into(graph, targets))
 
 
 def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
@@ -120,7 +115,7 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: No
 
     Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
     """
-    candidates = kernels.neighbors_outside(*_list_edges(graph), targets, labels)
+    candidates = kernels.list_neighbors_outside(*_list_edges(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
     drawn = draw_smallest(candidates, count, *split_key(key))
     return _keep(graph, targets, drawn, len(candidates), labels)
@@ -164,7 +159,7 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
 
 def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
     """Return every edge from `nodes` into `targets`, unscaled."""
-    starts, edges, _ = kernels.edges_between(*_list_edges(graph), targets, nodes, labels)
+    starts, edges, _ = kernels.list_edges_between(*_list_edges(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
 
 
@@ -179,7 +174,7 @@ def _unite(targets: NodeSet, new: NodeSet) -> NodeSet:
 
 def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
     """Keep the edges from `targets`, and the edges from nodes drawn out of `population`; scale up the latter."""
-    starts, edges, outside = kernels.edges_between(*_list_edges(graph), targets, drawn, labels)
+    starts, edges, outside = kernels.list_edges_between(*_list_edges(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
     return Draw(_unite(targets, drawn), starts, edges, scale)
 
@@ -187,7 +182,7 @@ def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, label
 class Adjacency:
     """Builds blocks of A(E_m), normalised by the degrees of the client's full graph.
 
-    symmetric: D^-1/2 (A + I) D^-1/2 with D counting the self loop; mean: D^-1 A, no self loops; none: A + I.
+    symmetric: D^-1/2 (A + I) D^-1/2, where D counts the self loop; mean: D^-1 A, without self loops; none: A + I.
     """
 
     def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:

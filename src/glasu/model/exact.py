@@ -20,11 +20,11 @@ from glasu.model.step import ForwardStep, ProgressEvent
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """X_m, in memory or in a file. Rows are read and scaled when they are needed."""
+    """The features X_m, in memory or in a file. Rows are read and scaled when they are needed."""
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
-    chunk_values: int | None = 2**24  # feature values that are read at a time; None: all, because they are in memory
+    chunk_values: int | None = 2**24  # number of values that are read at once; None: all, because they are in memory
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""

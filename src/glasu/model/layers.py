@@ -173,7 +173,7 @@ class GCNIILayer(Layer):
 
 
 class SAGELayer(Layer):
-    """mean of the neighbours W_1 + own row W_2 + b (Hamilton et al. 2017)."""
+    """(mean of the neighbours' rows) W_1 + (own row) W_2 + b (Hamilton et al. 2017)."""
 
     reads_input = True
 

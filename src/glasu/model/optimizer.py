@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NO_MOMENT: NDArray[Any] = np.empty(0)
-ALL = (slice(None),)  # the whole vector, as one part
+ALL = (slice(None),)  # the whole weight vector, as one part
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 
 
@@ -53,7 +53,7 @@ def find_schedule_factor(config: RunConfig, round_index: int) -> float:
 
 
 class Optimizer(ABC):
-    """A rule that updates the weights, in one loop over all weights. To add an optimizer, register a subclass.
+    """Updates the weights from their gradients. To add an optimizer, register a subclass.
 
     All weights are concatenated in one vector and their gradients in another; the model holds views of both. So a step
     is one loop for any number of layers. A weight that does not affect the loss has gradient zero; weight decay still
@@ -63,7 +63,8 @@ class Optimizer(ABC):
     directly (`descent`), which saves writing and reading the gradient. `step` then updates the other weights only.
     """
 
-    num_moments: ClassVar[int] = 0  # vectors as long as the weights that every setting of the optimizer keeps
+    # The number of vectors, each as long as the weights, that the optimizer keeps with any settings.
+    num_moments: ClassVar[int] = 0
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
         self.train = config.train
@@ -74,7 +75,7 @@ class Optimizer(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is that of plain SGD, with the factors `descent`."""
+        """Whether a step is a step of plain SGD, with the factors `descent`."""
         return False
 
     @property
@@ -83,13 +84,13 @@ class Optimizer(ABC):
         return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
 
     def step(self, parts: Sequence[slice] = ALL) -> None:
-        """Update the weights from their gradients. Plain SGD updates only `parts`, which were not updated before."""
+        """Update the weights. Plain SGD updates only `parts`, because the backward pass has updated the others."""
         self.steps += 1
         self._update(parts)
 
     @abstractmethod
     def _update(self, parts: Sequence[slice]) -> None:
-        """Update the weights; `steps` is the number of this step, from 1."""
+        """Update the weights. `steps` is the number of this step; the first step has number 1."""
 
     def _moment(self, name: str) -> NDArray[Any]:
         if name not in self.moments:
@@ -110,7 +111,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """SGD of torch, with or without momentum."""
+    """The rule of torch.optim.SGD, with or without momentum."""
 
     @property
     def is_plain(self) -> bool:
@@ -125,7 +126,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam of torch."""
+    """The rule of torch.optim.Adam."""
 
     num_moments = 2
 

@@ -16,7 +16,7 @@ from glasu.model.task import ScoreRows, Task
 
 ALPHAS = (1.0, 0.8, 0.5, 0.3, 0.2, 0.1)  # 1 leaves the scores unchanged
 PROPAGATING = ALPHAS[1:]  # the values of alpha that change the scores
-STEPS = 10  # more steps changed validation scores less than a change of the seed did (docs/experiments.md)
+STEPS = 10  # more steps change validation scores less than another seed does (docs/experiments.md)
 
 
 def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS) -> ScoreRows:

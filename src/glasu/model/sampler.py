@@ -42,7 +42,7 @@ DENSELY_READ = 4  # an exact product reads all rows if the number of its edges e
 
 
 def draw_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
-    """Draw the examples of one round uniformly. Every client that knows the training examples draws the same batch."""
+    """Draw the batch of one round uniformly. Every client that knows the training examples draws the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
     if size == 0 or size >= len(examples):
@@ -108,7 +108,7 @@ class Sampler(ABC):
             targets: S[l+1], sorted.
             round_index: t.
             layer: l.
-            purpose: training and evaluation draw from different streams.
+            purpose: the name of the stream; training and evaluation draw from different streams.
         """
 
     @classmethod
@@ -253,7 +253,7 @@ class _Sampled(Sampler):
         draw = self._draw_edges(targets, stream.key())
         room = max(0, train.max_nodes - len(targets))
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
-            return draw  # an evaluation has many nodes, so a bound would leave no room for neighbours
+            return draw  # an evaluation has many targets, so a bound would leave no room for neighbours
         key = stream._replace(purpose=f"{purpose}, kept").key()
         return thin_draw(self.graph, targets, draw, room, key, self.adjacency.labels)
 

@@ -33,7 +33,7 @@ class Inputs:
 
     features: Hidden  # X_m[S_m[0]], scaled
     blocks: tuple[Block, ...]
-    initial_rows: tuple[NDArray[np.int64], ...]  # per layer: the positions of S_m[l+1] in S_m[0]
+    initial_rows: tuple[NDArray[np.int64], ...]  # for each layer l: the positions of S_m[l+1] in S_m[0]
 
 
 class ForwardStep(ABC):

@@ -44,8 +44,8 @@ class Metric:
     def standard_error(self, value: float, count: int) -> float:
         """Return a standard error of the metric on `count` nodes.
 
-        For a share of nodes it is that of a binomial proportion with one success and one failure added. For ROC AUC and
-        R2 it is the largest value that a share can have, so that a small difference decides nothing.
+        For a share of nodes, it is the error of a binomial proportion with one success and one failure added. For ROC
+        AUC and R2, it is the largest error that a share can have, so that a small difference decides nothing.
         """
         if not self.is_share or math.isnan(value):
             return 0.5 / math.sqrt(max(count, 1))
@@ -72,10 +72,10 @@ ACCURACY, MACRO_F1, MICRO_F1 = (
     Metric("micro_f1", "micro F1"),
 )
 LOSS = Metric("loss", "loss", is_share=False)
-ROC_AUC = Metric("roc_auc", "ROC AUC", is_share=False, can_be_undefined=True)  # needs nodes of both classes
+ROC_AUC = Metric("roc_auc", "ROC AUC", is_share=False, can_be_undefined=True)  # undefined without nodes of both classes
 AVERAGE_PRECISION = Metric("average_precision", "average precision", is_share=False)
 MSE = Metric("mse", "MSE", is_share=False)
-R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # needs two nodes
+R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # undefined with fewer than two nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +92,11 @@ class Targets:
         return cls(nodes, nodes)
 
     def read_rows(self, outputs: Tensor) -> Tensor:
-        """Return the outputs of the head that each example reads, given those at the nodes."""
+        """Return the outputs of the head that each example reads, given the outputs at the nodes."""
         return outputs if self.rows is None else outputs[self.rows]
 
     def add_rows(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at the outputs for the nodes, given that at the result of `read_rows`."""
+        """Return the gradient at the outputs for the nodes, given the gradient at the result of `read_rows`."""
         import torch
 
         if self.rows is None:
@@ -111,7 +111,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
     selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
     falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric selects
-    scored_by: ClassVar[Metric] = ACCURACY  # the `score` of an estimator, as scikit-learn defines it
+    scored_by: ClassVar[Metric] = ACCURACY  # the result of `score` of an estimator, as scikit-learn defines it
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
     scores_name: ClassVar[str] = "class probabilities"  # for errors
@@ -171,7 +171,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        """Return the mean loss of a batch and its gradient at the logits, which are those of `Targets.read_rows`."""
+        """Return the mean loss of a batch and its gradient at the logits, the result of `Targets.read_rows`."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Task(ABC):
         return np.clip(scores, 0.0, 1.0)
 
     def evaluate(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
-        """Return the metrics, in the order of `metrics`; nodes with an unknown label do not count."""
+        """Return the metrics in the order of `self.metrics`. Nodes with an unknown label do not count."""
         known = have_labels(labels)
         if not known.any():
             return {metric.name: math.nan for metric in self.metrics}
@@ -202,7 +202,7 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
-        """Return the metrics of one or more nodes with known labels."""
+        """Return the metrics over one or more nodes, all with known labels."""
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
         """Return the number whose largest value selects the model; NaN if no validation node has a known label."""

@@ -6,9 +6,10 @@ mechanism with multiplier z, where
 
     1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ...
 
-This holds if the row may become zero (sensitivity: the clip). If it may become any other row (twice the clip), the
-multiplier is z / 2. No amplification by sampling is claimed. A release counts once per distinct digest of the clean row
-in its place: a repeated round with the same content sends the same bytes, and one with different content counts again.
+This holds if the row may become zero, where the sensitivity is the clip. If the row may become any other row, the
+sensitivity is twice the clip and the multiplier is z / 2. No amplification by sampling is claimed. A release counts
+once per distinct digest of the clean row in its place. A repeated round with the same content sends the same bytes and
+does not count again; a repeated round with different content does.
 
 The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
 2020), and its grid has at least 256 steps in a deviation, so the epsilon of the continuous mechanism is used.
@@ -26,8 +27,8 @@ from glasu.errors import ConfigError, GlasuError
 from glasu.privacy.ledger import Entry, Rule
 from glasu.privacy.noise import read_mechanism
 
-UNIT = "one released row of one party; not for a node, an edge or the weights"
-_PRECISE = 1e-9  # relative error allowed where a target is reached exactly
+UNIT = "one released row of one party, not a node, an edge or the weights"
+_PRECISE = 1e-9  # allowed relative error: a release that reaches the target exactly must pass despite rounding
 
 
 class BudgetError(GlasuError):
@@ -58,13 +59,11 @@ class SpentEpsilon:
         )
 
 
+@functools.lru_cache(maxsize=256)
 def compute_epsilon(multiplier: float, delta: float) -> float:
     """Return the epsilon of one Gaussian mechanism with this multiplier, by `dp-accounting`."""
-    return _compute_epsilon(multiplier, delta) if multiplier < math.inf else 0.0
-
-
-@functools.lru_cache(maxsize=256)
-def _compute_epsilon(multiplier: float, delta: float) -> float:
+    if multiplier == math.inf:
+        return 0.0
     # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
     return float(load_accounting().get_epsilon_gaussian(multiplier, delta))
 
@@ -127,7 +126,7 @@ class Accountant:
         return found
 
     def _compute_replaced(self, spent: float) -> float:
-        """Return the epsilon of a row that may become any other row: twice the clip, so half the multiplier."""
+        """Return the epsilon of a row that may become any other row. The sensitivity is twice the clip."""
         return compute_epsilon(to_multiplier(spent) / 2, self.delta)
 
     def summarize(self) -> SpentEpsilon:

@@ -3,9 +3,9 @@
 id -> H(id)         a point, by SHA-512
 blind by a, b, c    a b c H(id): equal for equal ids, in any order of the parties
 
-A role would need the scalars of all parties to compute the point of an id, so no role can test a guess (decisional
-Diffie-Hellman). The package rbcl binds libsodium. It rejects bytes that encode no point, and products that are the
-identity.
+A role would need the scalars of all parties to compute the blinded point of an id, so no role can test a guess about
+an id (decisional Diffie-Hellman). The package rbcl is a binding to libsodium. It rejects bytes that encode no point,
+and products that are the identity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glasu.files import remove_loaded_library
 
 POINT_BYTES = 32
 Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
-_DOMAIN = b"glasu alignment 1"  # other programs and later versions map the same id to other points
+_DOMAIN = b"glasu alignment 1"  # part of every hash, so that other programs map the same id to other points
 
 
 @cache
@@ -59,7 +59,7 @@ def order_points(points: Points) -> NDArray[np.int64]:
 
 
 def view_points(points: Points) -> NDArray[np.bytes_]:
-    """Return one comparable value per point. All have the same length, so a trailing zero byte makes no difference."""
+    """Return one comparable value per point. Numpy ignores trailing zeros, but all points have the same length."""
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").ravel()
 
 

@@ -1,13 +1,14 @@
 """Public grids for hidden tensors: values become integers of a ring, and sums of integers become means.
 
-A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h, and n in -h..h is sent as n + h. The h of a
-party is such that the sum over all parties stays below 2^bits. Zero is on every grid.
+A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h. A value n * step, for n in -h..h, is sent as
+the integer n + h. The number h is small enough that the sum over all parties stays below 2^bits. Zero is on every grid.
 
 The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
 more. This also holds under differential privacy: the aggregate is a sum of noisy rows, so ranges are post-processing.
-Before the first aggregate, the range follows from `privacy.range`. Class probabilities always have that range, or 1 if
-it is smaller, because a class that was unlikely at all nodes can become likely. Values outside the grid are clamped.
-Their number does not leave the client.
+Before the first aggregate, the range follows from `privacy.range`. For class probabilities, the range is always
+`privacy.range`, and at least 1 because a probability can be 1. It does not follow the last aggregate, because a class
+that was unlikely at all nodes can become likely. Values outside the grid are clamped. The number of clamped values does
+not leave the client.
 
 r depends only on the largest absolute value of a column and is computed by single floating-point operations, so all
 clients have the same bits on any machine.
@@ -20,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
 from glasu.privacy.feedback import as_tensor
+from glasu.privacy.masking import draw_stream
 from glasu.secret import Secret
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from glasu.wire.message_key import Key
     from glasu.wire.tensor_kinds import TensorKind
 
-# By bits: r divided by the largest absolute sum of a column. Above 1, a range that is too small grows, even if only
-# one party has large values there. A wide ring has levels to spare.
+# By bits: r divided by the largest absolute sum of a column. The factors exceed 1, so a range that is too small grows,
+# even if only one party has large values in the column. A wide ring has enough levels for a larger factor.
 HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
-RANGE_DECAY = 0.5  # the smallest factor between two ranges: an evaluation may have few rows
+RANGE_DECAY = 0.5  # the smallest factor between two ranges; an evaluation of few rows must not shrink it further
 SMALLEST = 2.0**-4  # the smallest range of a column, relative to the largest: a column that was constant can change
 Ranges: TypeAlias = "dict[tuple[str, int], Tensor]"  # by kind and layer: r of each column, in double precision
 
@@ -49,12 +50,12 @@ class ColumnGrids:
     first_range: float = 8.0  # `privacy.range`
     seed: int | Secret = 0  # decides the stochastic rounding of gradients
     ranges: Ranges = field(default_factory=dict)
-    clamped: int = 0  # own values outside the grid so far; the number does not leave the client
+    clamped: int = 0  # number of own values outside the grid so far; it does not leave the client
     # Reused for every tensor: allocating an array of a megabyte takes longer than computing it.
     _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def _derive_secret(self, key: Key) -> Secret:
-        """Return the secret for rounding one tensor. Derived from a public seed, it protects nothing."""
+        """Return the secret for rounding one tensor. A secret that is derived from a public seed protects nothing."""
         own = self.seed
         if not isinstance(own, Secret):
             own = Secret(hashlib.sha256(f"glasu grid of seed {own}".encode()).digest())
@@ -102,7 +103,7 @@ class ColumnGrids:
         return as_tensor(mean)
 
     def update_range(self, kind: TensorKind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
-        """Derive the next range from an aggregate, which all clients hold."""
+        """Derive the next range from an aggregate that all clients hold."""
         if not (kind.has_column_ranges and len(mean)):
             return
         found = np.abs(mean).max(axis=0).astype(np.float64) * (HEADROOM[ring.bits] * num_summed)
@@ -114,10 +115,6 @@ class ColumnGrids:
     def list_ranges(self, kind: TensorKind) -> dict[int, Tensor]:
         """Return the ranges of a kind of tensor, by layer."""
         return {layer: found for (name, layer), found in self.ranges.items() if name == kind.name}
-
-    def copy_ranges(self) -> Ranges:
-        """Return a copy of the ranges."""
-        return dict(self.ranges)
 
     def _find_scratch(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         if self._scratch is None or self._scratch.shape != tuple(shape):
@@ -134,8 +131,8 @@ class ColumnGrids:
     def _find_first_range(self, kind: TensorKind, num_rows: int) -> float:
         """Return the range of a tensor without an earlier aggregate.
 
-        A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. At a lower layer,
-        the range of the layers above is already known.
+        A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. For a gradient at a
+        lower layer, the ranges of the layers above are already known, and the largest one is used.
         """
         if not kind.has_column_ranges:
             return max(self.first_range, 1.0)
@@ -152,6 +149,5 @@ def _find_half(ring: Ring) -> int:
 
 def _draw_uniform(secret: Secret, value: Tensor) -> NDArray[np.float64]:
     """Return a number in (0, 1) for every value, from the words of AES-CTR under a secret."""
-    encryptor = Cipher(algorithms.AES(secret.value), modes.CTR(bytes(16))).encryptor()
-    words = np.frombuffer(encryptor.update(bytes(4 * value.numel())), "<u4")
+    words = np.frombuffer(draw_stream(secret.value, 4 * value.numel()), "<u4")
     return ((words + 0.5) * 2.0**-32).reshape(tuple(value.shape))

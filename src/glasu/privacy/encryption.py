@@ -1,18 +1,18 @@
 """Encryption with CKKS: integers of a ring become ciphertexts, which the server adds without a key.
 
 All clients of an attempt hold one secret key. The server has none, so it can neither decrypt a tensor nor a sum. CKKS
-computes with approximate numbers. Here it carries the integers of masks, with a scale for which the error of a sum is
-always below 1/2 (`glasu.ckks_parameters`). The readers round, so they have the integers of masks, and the same bits.
+computes with approximate numbers. Here it encrypts the same integers that masks hide, with a scale for which the error
+of a sum is always below 1/2 (`glasu.ckks_parameters`). The readers round, so they decode the same sums as with masks.
 
-The server could add other ciphertexts than those of an exchange, or change them. So the last two numbers of a
-ciphertext are a check of the others. For one ciphertext of client m with words x_m, and a prime P > 2^32:
+The server could add ciphertexts from another exchange, or change ciphertexts. So the last two numbers of a ciphertext
+are a check of its other numbers. For one ciphertext of client m with words x_m, and a prime P > 2^32:
 
     check_m = r . x_m + t_m mod P          so the checks of all contributors add up to r . (sum of x_m) + sum of t_m
 
 The numbers r and t_m are streams under the group key, which the server does not have. Like masks, they depend on the
 running hash of all answers so far and on the place. So the check fails if the server leaves out a client, repeats an
-older sum, changes a number, or has sent other answers to some of the clients. A changed sum of words passes by chance
-with probability 1/P (`SumCheck`).
+older sum, changes a number, or has sent different answers to the clients. A changed sum of words passes the check with
+probability 1/P (`SumCheck`).
 
 TenSEAL makes the key, encrypts and decrypts. The noise comes from the operating system, so every ciphertext is new.
 Clients send the coefficients of ciphertexts, not the serialised objects of TenSEAL. So the server needs no TenSEAL, a
@@ -35,16 +35,19 @@ from glasu.privacy.masking import Hiding, Requested, Reveal, draw_stream, expand
 from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, Ring
 from glasu.wire.message_key import Key
 
-CKKS_NAME = "ckks"  # in the ledger
-LARGEST_ERROR = 1 / 4  # of a decrypted number; more means that the ciphertext was changed, or has another key
+CKKS_NAME = "ckks"  # the name of this protection in the ledger
+# The largest accepted error of a decrypted number. A larger error means that the ciphertext was changed, or that it was
+# encrypted with another key.
+LARGEST_ERROR = 1 / 4
 Words = NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
 _PRIME = np.uint64(CHECK_PRIME)
-_HEADER = struct.Struct("<HBBBBHQ")  # of an object of SEAL: magic, its size, version, compression, reserved, length
+# The header of an object of SEAL: magic, size of the header, version (two bytes), compression, reserved, length.
+_HEADER = struct.Struct("<HBBBBHQ")
 _MAGIC, _NOT_COMPRESSED, _ZSTD = 0xA15E, 0, 2
-_VECTOR_SIZES, _VECTOR_CIPHERTEXT, _VECTOR_SCALE = 1, 2, 3  # fields of TenSEAL's CKKSVectorProto
-_PARAMETERS, _PUBLIC, _PRIVATE, _ENCRYPTION_TYPE = 1, 2, 3, 4  # of TenSEALContextProto
-_SECRET_KEY = 1  # of TenSEALPrivateProto
+_VECTOR_SIZES, _VECTOR_CIPHERTEXT, _VECTOR_SCALE = 1, 2, 3  # fields of CKKSVectorProto of TenSEAL
+_PARAMETERS, _PUBLIC, _PRIVATE, _ENCRYPTION_TYPE = 1, 2, 3, 4  # fields of TenSEALContextProto
+_SECRET_KEY = 1  # field of TenSEALPrivateProto
 
 
 @cache
@@ -64,7 +67,7 @@ class CkksCipher:
     """Encrypts and decrypts words of 32 bits with one secret key."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        """Make a new key, or use the `secret` of another cipher.
+        """Make a new key, or use the key `secret` of another cipher.
 
         Raises:
             ConfigError: TenSEAL is missing, or its objects have another form than this module expects.
@@ -78,7 +81,8 @@ class CkksCipher:
         self.secret: bytes = own if secret is None else secret
         if len(self.secret) != parameters.key_bytes:
             raise ValueError(f"a key of CKKS has {parameters.key_bytes} bytes, not {len(self.secret)}")
-        # Also for the own key: a context that TenSEAL makes holds keys for multiplication, which are not needed.
+        # A new key is loaded, too: the context that TenSEAL made with it also holds keys for multiplication, which are
+        # not needed.
         self._context = self._load_context(fields)
         self._vector_start, _ = self._encrypt_once([0.0] * parameters.slots)
         self._check()
@@ -119,7 +123,7 @@ class CkksCipher:
             )
 
     def encrypt(self, words: Words) -> NDArray[np.uint64]:
-        """Return ciphertexts of words, one per row: the coefficients of both polynomials."""
+        """Encrypt words. Each row of the result is one ciphertext: the coefficients of its two polynomials."""
         slots, size = self.parameters.slots, 2 * self.parameters.degree
         count = -(-len(words) // slots)
         padded = np.zeros((count, slots))
@@ -130,12 +134,12 @@ class CkksCipher:
         return encrypted
 
     def _encrypt_once(self, numbers: list[float]) -> tuple[bytes, bytes]:
-        """Return a ciphertext: the beginning of its object, and its coefficients."""
+        """Return a ciphertext as two parts: the beginning of its object, and its coefficients."""
         vector = _read_fields(self._library.ckks_vector(self._context, numbers).serialize())
         return _read_object(vector[_VECTOR_CIPHERTEXT], 2 * self.parameters.degree * COEFFICIENT.itemsize)
 
     def decrypt(self, encrypted: NDArray[np.uint64]) -> Words | None:
-        """Return the words of ciphertexts, whose coefficients lie below the modulus; None if that fails."""
+        """Decrypt ciphertexts whose coefficients lie below the modulus. Return None if the result is not words."""
         try:
             found = self.decrypt_inexactly(encrypted)
         except (RuntimeError, ValueError):
@@ -146,7 +150,7 @@ class CkksCipher:
         return rounded.astype(np.uint32).reshape(-1) if good.all() else None
 
     def decrypt_inexactly(self, encrypted: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Return the numbers before rounding, a row per ciphertext; SEAL raises RuntimeError or ValueError."""
+        """Return the numbers before rounding, one row per ciphertext. SEAL may raise RuntimeError or ValueError."""
         found = np.empty((len(encrypted), self.parameters.slots))
         sizes = _write_field(_VECTOR_SIZES, _write_number(self.parameters.slots))
         scale = _write_field(_VECTOR_SCALE, struct.pack("<d", 2.0**self.parameters.scale_bits), kind=_EIGHT_BYTES)
@@ -163,11 +167,12 @@ class SumCheck:
     A check has two digits of CHECK_DIGIT_BITS bits, because the sum of a number below P over all contributors has more
     than 32 bits.
 
-    Words of a sum lie in [0, 2^32), and the reader refuses others. So a server that changes the sum of some words by d,
-    not all 0, has |d| < 2^32 < P in each of them, and d is not 0 modulo P. It passes only if r . d is the change of the
-    check modulo P. The server does not know r, so this has probability 1/P. A prime below 2^32 would not suffice: a
-    server could add the prime to a word. A change of the digits alone does not change the words, and whether it
-    passes does not depend on them, because t_m is uniform.
+    Words of a sum lie in [0, 2^32), and the reader refuses other values. Suppose that a server changes the sums of the
+    words by numbers d that are not all 0. Each of them has |d| < 2^32 < P, so a nonzero d is not 0 modulo P. The change
+    passes only if the server also changes the check by r . d modulo P. The server does not know r, so the probability
+    is 1/P. A prime below 2^32 would not suffice, because a server could add the prime to a word. A server that changes
+    only the digits does not change the words. Whether such a change passes does not depend on the words, because t_m
+    is uniform.
     """
 
     factors: Numbers = field(repr=False)  # r, a row per ciphertext
@@ -178,7 +183,8 @@ class SumCheck:
         """Draw the numbers from a stream under a key; `shape` is that of the words."""
         count, words = shape
         stream = np.frombuffer(draw_stream(key, 8 * count * (words + num_clients)), "<u8").reshape(count, -1)
-        found = stream % _PRIME  # of 64 bits, so the most likely number is 1.00002 times as likely as the least
+        # The numbers of the stream have 64 bits, so the likeliest remainder is 1.00002 times as likely as the least.
+        found = stream % _PRIME
         return cls(found[:, :words], found[:, words:])
 
     def compute(self, words: Words, tags: Numbers) -> Numbers:
@@ -208,7 +214,7 @@ class SumCheck:
 
 @dataclass(eq=False, kw_only=True)
 class CkksEncryption(Hiding):
-    """The encryption of one client in one attempt."""
+    """Encrypts the tensors of one client in one attempt."""
 
     cipher: CkksCipher = field(repr=False)
 
@@ -218,7 +224,7 @@ class CkksEncryption(Hiding):
 
     def __call__(self, payload: Array, key: Key) -> Array:
         """Return the ciphertexts of integers, message by message. `Ciphertexts` shows their form."""
-        clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.transcript.value
+        clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.running_hash.value
         messages = [np.empty((0, SHAPE_WORDS + 2 * parameters.degree), COEFFICIENT)]
         for chunk, start in enumerate(range(0, len(payload), self.chunk_rows)):
             rows = payload[start : start + self.chunk_rows]
@@ -237,7 +243,7 @@ class CkksEncryption(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         assert isinstance(ring, Ciphertexts)
-        running, clients = self.transcript.value, self.contributors(key)
+        running, clients = self.running_hash.value, self.contributors(key)
 
         def reveal(payload: Array, requested: Requested | None) -> Array:
             found = [np.empty((0, shape[1] or 0), ring.number_dtype)]
@@ -246,11 +252,11 @@ class CkksEncryption(Hiding):
                 check_key = self._find_check_key(place, ring.find_shape(message), itemsize, running)
                 numbers = self._read(message, ring, check_key, len(clients))
                 if numbers is None:
-                    # One error for all faults: the server learns of it, and could learn from the fault how large a sum
-                    # is to which it has added a number.
+                    # Every fault raises the same error, because the server sees it. If errors differed, a server that
+                    # adds a number to a sum could infer the size of the sum.
                     raise ProtocolError(
                         f"{key}: this is not the sum of the parties' tensors: the server left out, repeated or changed "
-                        "one, or it has sent the parties different answers. It was not used; check the server."
+                        "one, or it has sent the parties different answers. The sum was not used; check the server."
                     )
                 found.append(numbers)
             return np.concatenate(found[1:] or found)
@@ -262,7 +268,7 @@ class CkksEncryption(Hiding):
         return expand_key(self.group_key, b"check", running, pack_place(place, rows, columns, itemsize))
 
     def _read(self, message: Array, ring: Ciphertexts, check_key: bytes, num_clients: int) -> Array | None:
-        """Return the integers of one message, or None if they are not the sum of those of the contributors."""
+        """Return the integers of one message, or None if they are not the sum of the contributors' integers."""
         decrypted = self.cipher.decrypt(message[:, SHAPE_WORDS:])
         if decrypted is None:
             return None
@@ -282,7 +288,7 @@ _NUMBER, _EIGHT_BYTES, _BYTES = 0, 1, 2  # kinds of fields
 def _read_object(content: bytes, size: int) -> tuple[bytes, bytes]:
     """Return the beginning of an object of SEAL, and its last `size` bytes, which are coefficients.
 
-    The beginning has a header for an object that is not compressed, so both parts together are such an object.
+    The returned beginning has the header of an uncompressed object, so the two parts joined are a valid object.
     """
     magic, start, _, _, compression, _, _ = _HEADER.unpack_from(content)
     body = content[start:]

@@ -11,7 +11,7 @@ grows if most integers are at their bound. It is computed from sums of integers 
 clients have the same bits on any machine.
 
 The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
-rounds, the error of the server's first rounded aggregate remains in H[l+1], because changes are relative to it.
+rounds, the rounding error of the first aggregate remains in H[l+1], because all changes are relative to this aggregate.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ one of the others, with equal probabilities. The result is epsilon-differentiall
 task, each of the C entries of a row (0 or 1) gets epsilon / C, so the whole row has epsilon.
 
 The draw is a function of the party's secret, the id of the node, the label and epsilon. Repeated runs give the same
-labels, even if an alignment has changed the order of the rows. So an attacker cannot average over repeated runs. Labels
-of validation and test nodes are not changed: they select and measure the model.
+labels, even if an alignment has changed the order of the rows. So an attacker cannot average over repeated runs. The
+labels of validation and test nodes do not change: they select and measure the model.
 """
 
 from __future__ import annotations

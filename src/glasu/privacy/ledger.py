@@ -42,7 +42,7 @@ class Opening:
 
     format: int
     party: str
-    salt: bytes  # random
+    salt: bytes  # random bytes
     time: float | None = None
 
 
@@ -52,8 +52,8 @@ class Start:
 
     purpose: str  # training, prediction or alignment
     run: str
-    resumes: bool  # whether it continues an unfinished run of this ledger; False: the totals start at zero
-    settings: str = ""  # digest
+    resumes: bool  # whether the process continues an unfinished run of this ledger; False: the totals start at zero
+    settings: str = ""  # the digest of the settings
     policy: str = ""  # SHA-256 of the policy file; empty: there is none
     time: float | None = None
 
@@ -120,7 +120,7 @@ class LedgerHead:
 class PeerHeads:
     """The ledgers of the other parties at the start of an attempt, as the server forwarded them."""
 
-    scope: str  # the training that all parties take part in; empty in an alignment
+    scope: str  # the training run that all parties take part in; empty in an alignment
     attempt: int
     heads: Mapping[str, LedgerHead]  # by party
     time: float | None = None
@@ -215,7 +215,7 @@ class Ledger:
             purpose: training, prediction or alignment.
             run: the id of the run.
             settings: the digest of the settings.
-            fresh: whether an unfinished run with the same id starts over.
+            fresh: whether the run starts over if it is unfinished.
         """
         resumes = run == self.unfinished and not fresh
         self.write(Start(purpose=purpose, run=run, resumes=resumes, settings=settings, policy=self.policy))
@@ -225,7 +225,7 @@ class Ledger:
 
         Args:
             heads: the heads, by party.
-            scope: the training that all parties take part in; in it no party may change its ledger.
+            scope: the id of the training run that all parties take part in. No party may change its ledger during it.
             attempt: the number of the attempt that begins.
         """
         for party, head in heads.items():

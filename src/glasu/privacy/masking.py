@@ -10,10 +10,10 @@ The running hash binds the masks to the answers that a client has received. If t
 two clients, their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second
 use of a place is refused, and an attempt that repeats a round has new keys.
 
-With `privacy.blind_server`, the first contributing client adds one more stream, under a key that all clients share. The
-readers subtract it. The group key also encrypts the messages that one client sends to all others (AES-GCM): the label
-owner's gradient and verdicts. The running hash is part of their keys, too. This part, `Hiding`, is the same if tensors
-are encrypted (`glasu.privacy.encryption`).
+With `privacy.blind_server`, the first contributing client adds one more stream, under the group key, which all clients
+share. The readers subtract it. Keys that are derived from the group key also encrypt the messages that one client sends
+to all others (AES-GCM): the label owner's gradient and verdicts. The running hash is an input of these keys, too. The
+class `Hiding` contains this part, because encrypted tensors need it as well (`glasu.privacy.encryption`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from glasu.wire.encodings import Array, Ring
 from glasu.wire.message_key import Key
 
 KEY_SIZE = 32  # bytes of a symmetric key, and of a public key of X25519
-TAG_BYTES = 16  # length of the authentication tag that encryption adds
+TAG_BYTES = 16  # length of the authentication tag that AES-GCM adds, and of a proof
 ONE_USE = bytes(12)  # the nonce of AES-GCM; a constant is safe because every key encrypts only once
 _PLACE = struct.Struct("<BIhIIIB")
 Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
 Requested = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
-Reveal = Callable[[Array, Requested | None], Array]  # the sums of integers, given the rows that a client received
-Unseal = Callable[[bytes, Key], bytes]  # the content of an encrypted message, given its key
+Reveal = Callable[[Array, Requested | None], Array]  # returns sums, given a payload and the requested rows
+Unseal = Callable[[bytes, Key], bytes]  # returns the content of an encrypted message, given its message key
 
 
 class Signer(Protocol):
@@ -117,7 +117,7 @@ def split_parts(content: bytes, count: int) -> list[bytes]:
 
 
 @dataclass
-class Transcript:
+class RunningHash:
     """The running hash of the answers that are identical for all clients."""
 
     value: bytes = bytes(32)
@@ -131,11 +131,11 @@ class Transcript:
 class SumHistory:
     """The running hash of the sums that a client has read, over all attempts of a run. Checkpoints contain it.
 
-    An attempt begins with new keys and an empty transcript. Without this hash, a server could send different answers to
-    the parties, end the attempt, and read sums of the next attempt, which depend on those answers. The transcript of an
-    attempt begins with this hash, so the masks do not cancel then.
+    An attempt has new keys, and its `RunningHash` begins with this hash. If two parties have read different sums, their
+    masks in the new attempt do not cancel. Otherwise a server could send different answers to the parties, end the
+    attempt, and read the sums of the next attempt, which depend on those answers.
 
-    The hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
+    This hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
     different attempts, and only these sums are equal in both.
     """
 
@@ -159,13 +159,13 @@ def _extend_hash(value: bytes, about: bytes, arrays: Iterable[Array]) -> bytes:
 
 @dataclass(eq=False, kw_only=True)
 class Hiding(ABC):
-    """Hides the tensors of one client in one attempt from the server. A `Masking` of `glasu.privacy.release`."""
+    """Hides the tensors that one client sends in one attempt from the server."""
 
     own: int  # m
     group_key: bytes = field(repr=False)
     contributors: Contributors = field(repr=False)
     chunk_rows: int
-    transcript: Transcript
+    running_hash: RunningHash
     _used: set[bytes] = field(default_factory=set, repr=False)
 
     @property
@@ -175,32 +175,34 @@ class Hiding(ABC):
 
     @abstractmethod
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the protected payload; every chunk is protected separately."""
+        """Return the payload to send: masked or encrypted, every chunk separately."""
 
     @abstractmethod
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         """Return the function that reads the answers of an exchange. A reader calls this before the first answer.
 
         Args:
-            key: of the exchange.
-            shape: of the whole answer; columns are None if this client does not know their number.
+            key: the key of the exchange.
+            shape: the shape of the whole answer; columns are None if this client does not know their number.
             ring: the encoding.
         """
 
     def seal(self, content: bytes, key: Key) -> bytes:
-        """Encrypt a message of this client to all others. The place and the sender are associated data.
+        """Encrypt a message from this client to all others. The place and the sender are associated data.
 
         The key depends on the running hash, so only clients that have received the same answers can decrypt it.
         """
         self._mark_used(b"seal" + pack_place(key, 0, 0, 0))
-        return AESGCM(self._find_seal_key(key, self.transcript.value)).encrypt(ONE_USE, content, _describe_sender(key))
+        return AESGCM(self._find_seal_key(key, self.running_hash.value)).encrypt(
+            ONE_USE, content, _describe_sender(key)
+        )
 
     def prepare_unsealing(self, sender: int) -> Unseal:
-        """Return the function that decrypts messages of another client. Call this before the first answer.
+        """Return the function that decrypts messages from another client. Call this before the first answer.
 
         The function raises ProtocolError if a message was modified, or belongs to another place or another client.
         """
-        running = self.transcript.value
+        running = self.running_hash.value
 
         def unseal(content: bytes, key: Key) -> bytes:
             sent = key._replace(client=sender)
@@ -209,15 +211,15 @@ class Hiding(ABC):
             except (InvalidTag, ValueError):
                 raise ProtocolError(
                     f"{key}: the encrypted message of client {sender} was modified in transit, or the server has sent "
-                    "this client and that client different answers. It was not used; check the server."
+                    "this client and that client different answers. The message was not used; check the server."
                 ) from None
 
         return unseal
 
     def prove(self, content: bytes, key: Key) -> bytes:
-        """Return a value that is equal at clients with equal content and answers. It reveals nothing to the server."""
+        """Return an HMAC of the content and of all answers so far, which the server cannot compute."""
         place = pack_place(key, 0, 0, 0)
-        return expand_key(self.group_key, b"proof", self.transcript.value, place, content)[:TAG_BYTES]
+        return expand_key(self.group_key, b"proof", self.running_hash.value, place, content)[:TAG_BYTES]
 
     def _find_seal_key(self, key: Key, running: bytes) -> bytes:
         return expand_key(self.group_key, b"seal", running, _describe_sender(key))
@@ -230,7 +232,7 @@ class Hiding(ABC):
         return clients
 
     def _mark_used(self, place: bytes) -> None:
-        """Mark a place as used. Refuse a second tensor there: the server could compute the difference of the two."""
+        """Mark a place as used. Refuse a second tensor there: the server could compute the difference between both."""
         if place in self._used:
             raise ProtocolError("a key stream would cover two contents; nothing was sent.")
         self._used.add(place)
@@ -238,7 +240,7 @@ class Hiding(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class PairwiseMasks(Hiding):
-    """The masks of one client in one attempt."""
+    """Masks the tensors of one client in one attempt."""
 
     pair_keys: Mapping[int, bytes] = field(repr=False)  # by client
     blind: bool = False
@@ -264,24 +266,14 @@ class PairwiseMasks(Hiding):
 
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
         rows, columns = shape
-        blind = None if columns is None else self.draw_blind_stream(key, (rows, columns), ring.dtype)
-
-        def reveal(payload: Array, requested: Requested | None) -> Array:
-            return payload if blind is None else payload - (blind if requested is None else blind[requested])
-
-        return reveal
-
-    def draw_blind_stream(self, key: Key, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array | None:
-        """Return the stream that hides the sum of an exchange from the server; None if there is none.
-
-        It is bound to the running hash at this moment, so a reader calls it before the first answer.
-        """
-        if not self.blind:
-            return None
-        found = np.empty(shape, dtype)
-        for place, rows in self._list_places(key, found):
-            found[rows] = self._draw(self.group_key, b"blind", place, found[rows])
-        return found
+        if not self.blind or columns is None:
+            return lambda payload, requested: payload
+        # The stream that hides the sum from the server. It is drawn here, because it depends on the running hash before
+        # the first answer.
+        stream: Array = np.empty((rows, columns), ring.dtype)
+        for place, part in self._list_places(key, stream):
+            stream[part] = self._draw(self.group_key, b"blind", place, stream[part])
+        return lambda payload, requested: payload - (stream if requested is None else stream[requested])
 
     def _list_places(self, key: Key, payload: Array) -> list[tuple[bytes, slice]]:
         """Return the places of the chunks of a tensor, and their rows."""
@@ -294,7 +286,7 @@ class PairwiseMasks(Hiding):
 
     def _draw(self, key: bytes, purpose: bytes, place: bytes, like: Array) -> Array:
         """Return the stream of a place, in the shape and type of an array."""
-        content = draw_stream(expand_key(key, purpose, self.transcript.value, place), like.nbytes)
+        content = draw_stream(expand_key(key, purpose, self.running_hash.value, place), like.nbytes)
         return np.frombuffer(content, like.dtype).reshape(like.shape)
 
 

@@ -12,8 +12,8 @@ the grid reveals nothing about the data. All computations use integers, so attac
 
 The noise of a row is a pseudorandom function of (kind, phase, round, layer, node, clip, multiplier, step, row) under
 the party's secret. The same row in the same place always has the same noise, so an attacker cannot average over
-repeats. A row that is computed again with other values has fresh noise. Run, attempt and incarnation are not inputs of
-the function.
+repeated releases. A row that is computed again with other values has fresh noise. Run, attempt and incarnation are not
+inputs of the function.
 
 This folder uses no random generator of numpy or torch; a test checks this.
 """
@@ -34,25 +34,25 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from glasu.errors import TrainingError
 from glasu.privacy.ledger import ROW_DIGEST_BYTES
+from glasu.privacy.masking import draw_stream
 from glasu.secret import Secret
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import TensorKind
 
-if TYPE_CHECKING:  # a server reads this module, and it has no torch
+if TYPE_CHECKING:  # a server imports this module, and it has no torch
     from torch import Tensor
 
 STEPS_IN_DEVIATION = 256  # sigma / step lies in 256..512
 TAIL_DEVIATIONS = 14  # the probability of noise beyond this number of deviations is below 2^-140
 _WORD = 1 << 64
-_DRAW_BYTES = 16  # one value takes 128 random bits
+_DRAW_BYTES = 16  # random bytes for the noise of one value
 _NOISE = re.compile(r"noise\+norm=([^+]+)\+multiplier=([^+]+)")
 _ROW_PLACE = struct.Struct("<BiiqdddI")  # phase, round, layer, node, clip, multiplier, step, columns
-_ALMOST_ONE = 1 - 2.0**-40  # rounding errors of the scaling never make a row too long
+_ALMOST_ONE = 1 - 2.0**-40  # this factor makes up for rounding errors, so that no scaled row exceeds the clip
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Mechanism:
         """
         values = rows.astype(np.float64)
         if not np.isfinite(values).all():
-            raise TrainingError("a value to release is not a finite number; training diverged. Lower the step size.")
+            why = "a value to release is not a finite number; training diverged. Lower train.learning_rate."
+            raise TrainingError(why)
         largest = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
         unit = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # squares cannot overflow
         lengths = largest * np.sqrt(np.square(unit).sum(axis=1, keepdims=True))
@@ -94,7 +95,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Clips and perturbs the rows of one kind of tensor, as the module docstring describes."""
+    """Clips the rows of one kind of tensor and adds noise, as the module docstring describes."""
 
     mechanism: Mechanism
     kind: TensorKind
@@ -162,9 +163,8 @@ class ScoreRepair:
 
 def make_words(seeds: Sequence[bytes], columns: int) -> NDArray[np.uint64]:
     """Return two random words for every value, shape (rows, columns, 2): AES-CTR under the seed of the row."""
-    zeros, nonce = bytes(_DRAW_BYTES * columns), modes.CTR(bytes(16))
-    parts = [Cipher(algorithms.AES(seed), nonce).encryptor().update(zeros) for seed in seeds]
-    return np.frombuffer(b"".join(parts), "<u8").reshape(len(seeds), columns, 2)
+    streams = b"".join(draw_stream(seed, _DRAW_BYTES * columns) for seed in seeds)
+    return np.frombuffer(streams, "<u8").reshape(len(seeds), columns, 2)
 
 
 def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:
@@ -179,7 +179,7 @@ def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]
     """
     high, low = _tabulate(deviation)
     wanted, fine = words[..., 0].ravel(), words[..., 1].ravel()
-    places = np.searchsorted(high, wanted, side="left")  # the first entry whose high half is not below
+    places = np.searchsorted(high, wanted, side="left")  # the first entry whose high half is not smaller
     ends = np.searchsorted(high, wanted, side="right")
     for place in np.flatnonzero(ends > places):  # equal high halves are rare; the low half decides
         entry = places[place]

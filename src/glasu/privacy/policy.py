@@ -38,10 +38,10 @@ ReleaseKind: TypeAlias = Literal[
     "key share",
     "blinded ids",
 ]
-# The meaning of every kind, for an auditor.
+# What a release of each kind contains, in words for an auditor.
 RELEASE_KINDS: Mapping[str, str] = {
     "representation": "numbers that a party's layers compute from its features and edges, one row per node",
-    "change": "the difference of representations since their last release, one row per node",
+    "change": "the change of representations since their last release, one row per node",
     "gradient": "derivatives of the loss, one row per node; at a party with labels they depend on the labels",
     "probabilities": "class probabilities, or predicted numbers, one row per node",
     "node sets": "which nodes take part in a round, or were requested; no features and no labels",
@@ -50,7 +50,7 @@ RELEASE_KINDS: Mapping[str, str] = {
     "alpha": "one setting of the smoothed prediction",
     "situation": "three figures about the data, from which a preset chooses settings",
     "key": "keys of masks or ckks: public keys, and keys that are encrypted for the other parties",
-    "proof": "an HMAC with which the parties compare the server's answers at the end of a training",
+    "proof": "an HMAC with which the parties compare the server's answers at the end of a training run",
     "verdict": "two flags that the server reads (training stops; the best model is the average of the parties), and an "
     "HMAC of the scores, or the label owner's verdict, encrypted",
     "set size": "the number of ids of the party",
@@ -92,10 +92,10 @@ class Policy(Checked):
     max_rows: Limit | None = None  # for releases with one row per node
     max_releases_per_row: Limit | None = None  # for each kind and layer
     max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
-    max_ids: Limit | None = None  # in the set of any party in an alignment
+    max_ids: Limit | None = None  # the largest set of ids that any party may have in an alignment
 
     def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
-        """Refuse settings with which the policy would stop the run later.
+        """Refuse settings that would make the policy stop the run later.
 
         Args:
             protections: the protection of every kind that the run will release, as the ledger names it.
@@ -106,7 +106,8 @@ class Policy(Checked):
             if why := self.find_fault(kind, protection):
                 raise self.make_error(source, why, "the settings of this run")
         if self.max_evaluations is not None and num_evaluations > self.max_evaluations:
-            why = f"max_evaluations = {self.max_evaluations}: the run has at least {num_evaluations} with its test"
+            needed = f"the run needs at least {num_evaluations} evaluations, including its test"
+            why = f"max_evaluations = {self.max_evaluations}: {needed}"
             raise self.make_error(source, why, "the settings of this run")
 
     def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
@@ -115,7 +116,7 @@ class Policy(Checked):
             raise self.make_error(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
 
     def find_fault(self, kind: str, protection: str) -> str | None:
-        """Return the rule of the policy that a kind of release breaks."""
+        """Return the rule of the policy that a kind of release breaks, or None."""
         if kind in self.forbid:
             return f"forbid = [{kind!r}]: this kind must not be released"
         required: Mapping[str, tuple[str, ...]] = self.require  # type: ignore[assignment]  # a key may be any string
@@ -144,7 +145,8 @@ class PolicyRule:
         self.policy, self._source = policy, source
         self._inferences: set[tuple[Any, ...]] = set()
         self._per_node: dict[tuple[str, int], NDArray[np.int64]] = {}
-        self._everywhere: dict[tuple[str, int], int] = {}  # releases without known nodes; they count for all nodes
+        # The number of releases whose nodes are unknown. They count for all nodes.
+        self._everywhere: dict[tuple[str, int], int] = {}
 
     def check(self, entry: Entry) -> None:
         """Raise PolicyError if the policy forbids a release. A release without content is always allowed."""
@@ -157,7 +159,7 @@ class PolicyRule:
             raise self.policy.make_error(self._source, found, what)
 
     def _find_limit(self, entry: Entry) -> str | None:
-        """Return the limit that a release exceeds."""
+        """Return the limit that a release exceeds, or None."""
         policy, rows = self.policy, entry.rows
         if entry.kind == "blinded ids" and policy.max_ids is not None and rows > policy.max_ids:
             return f"max_ids = {policy.max_ids}: the set has {rows} ids"
@@ -169,7 +171,7 @@ class PolicyRule:
             return f"max_rows = {policy.max_rows}: it has {rows} rows"
         inferences = len(self._inferences | self._list_inferences(entry))
         if policy.max_evaluations is not None and inferences > policy.max_evaluations:
-            return f"max_evaluations = {policy.max_evaluations}: this is number {inferences}"
+            return f"max_evaluations = {policy.max_evaluations}: this would be evaluation {inferences}"
         most = policy.max_releases_per_row
         if most is not None and (before := self._count_releases(entry)) >= most:
             return f"max_releases_per_row = {most}: one of its rows was released {before} times before"

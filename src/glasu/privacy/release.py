@@ -1,8 +1,8 @@
 """Release, the gate of a client: tensors, node sets, losses and metrics of the protocol leave it only here.
 
 A tensor is first perturbed (clip, noise), which changes the client's contribution, then encoded (`glasu.wire`).
-`extract_others` gets the decoded result. A masking may hide the encoded numbers from the server; masks cancel when the
-server combines the payloads, so they change no result. The ledger records every release.
+`extract_others` gets the decoded result. If sums are hidden, the encoded numbers are then masked or encrypted, which
+does not change the sum that the clients read. The ledger records every release.
 
 `read` decodes the answers. It belongs here because decoding can depend on this client's earlier releases and answers: a
 change is relative to a reference (`glasu.privacy.feedback`).
@@ -11,7 +11,7 @@ change is relative to a reference (`glasu.privacy.feedback`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
@@ -26,9 +26,9 @@ from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
 from glasu.privacy.masking import Hiding, Reveal, SumHistory
 from glasu.privacy.noise import RowNoise
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Integers, Ring, use_for_all_kinds
+from glasu.wire.encodings import Encoding, Integers, Ring
 from glasu.wire.message_key import Key
-from glasu.wire.tensor_kinds import CHANGE, GRADIENT, REPRESENTATION, TensorKind
+from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, REPRESENTATION, TensorKind
 
 
 class Perturbation(Protocol):
@@ -38,17 +38,6 @@ class Perturbation(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, value: Tensor, key: Key) -> Tensor: ...
-
-
-class Masking(Protocol):
-    """Hides encoded numbers. The masks of all clients cancel in `Encoding.combine`; ciphertexts are added there."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __call__(self, payload: NDArray[Any], key: Key) -> NDArray[Any]:
-        """Return the payload to send. It is called once for each key; a repeated frame has the same bytes."""
-        ...
 
 
 class RowFacts(TypedDict, total=False):
@@ -77,11 +66,11 @@ class Sent(NamedTuple):
     payload: NDArray[Any]  # the encoded array, masked or encrypted if sums are hidden
     unmasked: NDArray[Any]  # the encoded array before that
     encoding: Encoding
-    contribution: Tensor | None = None  # the result of `value`, if it cannot be decoded from `unmasked`
+    contribution: Tensor | None = None  # the result of `value`; None: decode `unmasked`
 
     @property
     def value(self) -> Tensor:
-        """The values that this client contributes, as a receiver decodes them alone."""
+        """The values that this client contributes, as a receiver would decode them without masks."""
         if self.contribution is not None:
             return self.contribution
         return torch.from_numpy(self.encoding.decode(self.unmasked))
@@ -94,13 +83,15 @@ class Protection:
     clip: Clip | None = None
     noise: RowNoise | None = None
     perturbations: Sequence[Perturbation] = ()  # applied to the noisy values
-    masking: Masking | None = None  # after encoding
 
-    @property
-    def name(self) -> str:
-        """The names of the parts, in their order. The ledger records them."""
-        parts = (self.clip, self.noise, *self.perturbations, self.masking)
-        return "+".join(part.name for part in parts if part is not None) or "none"
+    def describe(self, hidden_by: str = "") -> str:
+        """Return the names of the parts, in their order, as the ledger records them.
+
+        Args:
+            hidden_by: the name of what hides the encoded values from the server; empty if nothing does.
+        """
+        names = [part.name for part in (self.clip, self.noise, *self.perturbations) if part is not None]
+        return "+".join([*names, hidden_by] if hidden_by else names) or "none"
 
 
 UNPROTECTED = Protection()
@@ -136,7 +127,7 @@ class HiddenSums:
 
 @dataclass
 class Release:
-    """Perturbs and encodes everything that a client sends, and records it in the ledger."""
+    """Perturbs and encodes everything that a client sends, and records every release in the ledger."""
 
     encodings: Mapping[TensorKind, Encoding]
     protections: Mapping[TensorKind, Protection] = field(
@@ -154,12 +145,6 @@ class Release:
         """Return the protection of a kind of tensor. A change is protected like the representation itself."""
         return self.protections.get(kind.protecting_kind, UNPROTECTED)
 
-    def hide_with(self, hiding: Hiding) -> None:
-        """Mask or encrypt all later releases of tensors."""
-        self.sums.hiding = hiding
-        hidden = {kind: replace(self.find_protection(kind), masking=hiding) for kind in use_for_all_kinds(None)}
-        self.protections = {**self.protections, **hidden}
-
     @property
     def transparent(self) -> bool:
         """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
@@ -168,7 +153,7 @@ class Release:
         return exact and protection.noise is None and not protection.perturbations
 
     def clip(self, partial: Tensor) -> Tensor:
-        """Clip H_m^+[l]. This part of the release is differentiable, and LocalUpdate uses it too."""
+        """Clip H_m^+[l]. Clipping is differentiable, and LocalUpdate clips too."""
         clip = self.find_protection(REPRESENTATION).clip
         return partial if clip is None else clip(partial)
 
@@ -192,17 +177,18 @@ class Release:
         """
         encoding, protection = self.encodings[kind], self.find_protection(kind)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
-        contribution = None
+        contribution = hiding = None
         array: NDArray[Any] = value.numpy()
         if kind.is_change:
             array, changed = find_change(self.references[_find_place(key)], value, _require_integers(encoding))
             self.references[_find_place(key)], contribution = changed, changed.own
         elif encoding.ring is not None:
-            if protection.masking is None:
+            hiding = self.sums.hiding
+            if hiding is None:
                 raise ProtocolError(f"{key}: the parties have not agreed on keys; nothing was sent.")
             array, contribution = self.sums.grids.to_integers(kind, value, key, encoding.ring)
         unmasked = encoding.encode(array, key)
-        payload = unmasked if protection.masking is None else protection.masking(unmasked, key)
+        payload = unmasked if hiding is None else hiding(unmasked, key)
         self.ledger.record(
             kind.name,
             key,
@@ -210,7 +196,7 @@ class Release:
             size=payload.nbytes,
             rows=value.shape[0],
             columns=value.shape[1],
-            protection=protection.name,
+            protection=protection.describe("" if hiding is None else hiding.name),
             **self._describe_rows(nodes, digests),
         )
         sent = Sent(payload, unmasked, encoding, contribution)
@@ -218,39 +204,36 @@ class Release:
             self.show_clear(kind, key, sent.value, is_answer=False)
         return sent
 
-    def sealed_tensor(
+    def sealed_gradient(
         self,
-        kind: TensorKind,
         value: Tensor,
         key: Key,
         seal: Callable[[NDArray[Any]], Sequence[bytes]],
         nodes: NDArray[np.int64] | None = None,
     ) -> tuple[Sent, Sequence[bytes]]:
-        """Release a tensor that is encrypted for the other clients. It is not masked, because it is not part of a sum.
+        """Release the label owner's gradient, encrypted for the other clients. It is not part of a sum.
 
         Args:
-            kind: the kind of tensor.
-            value: the values.
+            value: the gradient.
             key: the key of the exchange.
             seal: encrypts the encoded tensor, chunk by chunk.
             nodes: the nodes of the rows; None if they are not known.
 
         Returns:
-            The tensor as its readers decode it, and the encrypted chunks.
+            The gradient as its readers decode it, and the encrypted chunks.
         """
-        encoding, protection = self.encodings[kind], replace(self.find_protection(kind), masking=None)
+        encoding, protection = self.encodings[OWNER_GRADIENT], self.find_protection(OWNER_GRADIENT)
         value, digests = self._perturb(protection, value.detach(), key, nodes)
         encoded = encoding.encode(value.numpy(), key)
-        parts = [protection.name, "sealed"] if protection.name != "none" else ["sealed"]
         chunks = seal(encoded)
         self.ledger.record(
-            kind.protecting_kind.name,
+            OWNER_GRADIENT.protecting_kind.name,
             key,
             lambda: chunks,
             size=sum(map(len, chunks)),
             rows=len(encoded),
             columns=value.shape[1],
-            protection="+".join(parts),
+            protection=protection.describe("sealed"),
             **self._describe_rows(nodes, digests),
         )
         return Sent(encoded, encoded, encoding), chunks
@@ -279,7 +262,7 @@ class Release:
         return {"nodes": nodes[order], "row_digests": digests}
 
     def prepare_reading(self, kind: TensorKind, key: Key, shape: tuple[int, int | None]) -> Reveal:
-        """Return the function that reads the payload of an answer, before the answer arrives."""
+        """Return the function that reads the payload of an answer. Call this before the answer arrives."""
         ring, hiding = self.encodings[kind].ring, self.sums.hiding
         if hiding is None or ring is None:
             return lambda payload, requested: payload
@@ -294,14 +277,14 @@ class Release:
     def read(
         self, kind: TensorKind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
     ) -> Tensor:
-        """Return the values of an answer, which the caller has checked.
+        """Return the values of an answer. The caller has checked the answer.
 
         Args:
             kind: the kind of tensor.
             key: the key of the exchange.
-            payload: all rows, without masks and decrypted.
+            payload: all rows, unmasked or decrypted.
             num_summed: the number of clients that contributed to a sum in a ring.
-            sent: the part of this client; None if it contributed nothing.
+            sent: the tensor that this client sent; None if it contributed nothing.
         """
         encoding = self.encodings[kind]
         if encoding.ring is not None:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 class SecureAggregation:
     """A way to hide tensors from the server. This one hides nothing."""
 
-    encoding: ClassVar[type[Ring] | None] = None  # of hidden tensors
-    hides_sums: ClassVar[bool] = False  # whether the server sees no sums with any settings
+    encoding: ClassVar[type[Ring] | None] = None  # the encoding of hidden tensors; None: nothing is hidden
+    hides_sums: ClassVar[bool] = False  # whether sums are hidden from the server with all settings
     has_secret_key: ClassVar[bool] = False  # whether the clients share a secret key, which the first client makes
-    config_keys: ClassVar[tuple[str, ...]] = ()  # the keys of [privacy] that have an effect
-    extra: ClassVar[str] = ""  # the extra of this package that clients need
+    config_keys: ClassVar[tuple[str, ...]] = ()  # the keys of [privacy] that this choice reads
+    extra: ClassVar[str] = ""  # the optional dependency group ("extra") that clients must install
 
     @property
     def hides_parts(self) -> bool:
-        """Whether the server adds the parts of parties without reading them, so that it sees no scores either."""
+        """Whether the server adds the parties' tensors without reading them. Then it does not see scores either."""
         return self.encoding is not None
 
     def find_error(self, num_clients: int) -> str:
@@ -50,16 +50,16 @@ class SecureAggregation:
     def make_hiding(
         self, privacy: PrivacyConfig, pair_keys: Mapping[int, bytes], secret: bytes | None, **common: Any
     ) -> Hiding:
-        """Return what hides the tensors of one client in one attempt.
+        """Return the object that hides the tensors of one client in one attempt.
 
         Args:
             privacy: the settings.
-            pair_keys: the key that the client shares with each of the others.
+            pair_keys: the key that the client shares with each other client.
             secret: the secret key that all clients share; None if there is no such key.
             common: the fields of `Hiding`.
 
         Raises:
-            ValueError: the secret is no key.
+            ValueError: the secret is not a key.
         """
         raise NotImplementedError
 

@@ -9,16 +9,16 @@ sets.
                 their bytes, are the common order. Every party receives the rows of these points in the set that it
                 sent.
 
-No party sees two sets under the same blinding, so no party can compare. The server sees only blinded points; it learns
-the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a party
-multiplies the received share once more and keeps the product, which is never sent.
+No party sees two sets under the same blinding, so no party can compare sets. The server sees only blinded points. It
+learns the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a
+party multiplies the received share once more and keeps the product, which is never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +42,16 @@ from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, S
 from glasu.protocol.requests import Aligning, Broadcast, Receive, Scatter, Script, Send
 from glasu.protocol.state import Identity
 from glasu.wire.encodings import make_encodings
-from glasu.wire.message_key import TO_ONE, Key, Phase
+from glasu.wire.message_key import Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
 BLINDED = "blinded"  # the protection of points
-SHARES, SETS = 0, 1  # the `layer` in the keys of both kinds of messages
+SHARES, SETS = 0, 1  # used as `layer` in the keys of KeyShare and BlindedSet messages
 
 
 @dataclass(frozen=True)
 class SetLimits:
-    """Limits on the size of a set and of a message."""
+    """Limits on the size of a set of ids and of a message."""
 
     chunk_rows: int
     max_ids: int = DEFAULT_MAX_IDS  # ids in the largest set that a role accepts
@@ -64,17 +64,12 @@ class SetLimits:
         """Return the maximum sizes of the messages."""
         return Limits(
             num_nodes=self.max_ids,
-            num_scores=0,
-            hidden=0,
-            joint_width=0,
-            num_local_steps=0,
-            prefetch=0,
             chunk_rows=self.chunk_rows,
-            encodings=make_encodings(RunConfig()),  # required, but unused: an alignment sends no tensors
+            encodings=make_encodings(RunConfig()),  # needed to compute `largest`; an alignment sends no tensors
         )
 
     def count_chunks(self, largest: int) -> int:
-        """Return the number of chunks of every set. A smaller set has as many; its last chunks are empty."""
+        """Return the number of chunks of every set, given the largest. The last chunks of a smaller set are empty."""
         return -(-largest // self.chunk_rows)
 
     def count_rows(self, size: int, chunk: int) -> int:
@@ -100,7 +95,7 @@ class Alignment:
     """The result of an alignment at a party."""
 
     rows: NDArray[np.int64]  # the party's rows with common ids, in the common order
-    key: bytes  # the same at all parties; the server does not have it
+    key: bytes  # a key that all parties have and the server does not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +113,7 @@ class Comparison:
 def client_alignment(
     identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct. The ledger records everything before it is sent."""
+    """Client column; `ids` are normalised and distinct. The ledger records every release before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
     yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
@@ -144,20 +139,20 @@ def client_alignment(
         entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
         yield Send(KeyShare(key.at(SHARES), entered))
         message = yield Receive((KeyShare,), key.at(SHARES))
-        with _SenderInErrors(sender, message):
+        with _name_sender(sender, message):
             share = blinding.continue_key(message.point)
         parts = []
         ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
-            with _SenderInErrors(sender, message):
+            with _name_sender(sender, message):
                 _refuse_gap(parts, message.points, limits)
                 parts.append(blinding.blind(message.points))
             done += 1
             yield Aligning(done / num_steps, name)
         points = np.concatenate(parts)
-        with _SenderInErrors(sender, message):
+        with _name_sender(sender, message):
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
@@ -169,7 +164,7 @@ def client_alignment(
 
 
 def _receive_common(key: Key, size: int, limits: SetLimits) -> Script[NDArray[np.int64]]:
-    """Receive the rows of the common ids; a chunk that is not full is the last one."""
+    """Receive the rows of the common ids. The first chunk that is not full is the last one."""
     parts: list[NDArray[np.int64]] = []
     while not parts or len(parts[-1]) == limits.chunk_rows:
         message = yield Receive((CommonRows,), key.at(SETS, len(parts)))
@@ -189,31 +184,23 @@ def _take_chunk(points: Points, chunk: int, limits: SetLimits) -> Points:
 def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) -> None:
     """Refuse rows that follow a chunk that was not full. The server has checked the total number of rows."""
     if len(points) > limits.chunk_rows or (earlier and len(points) and len(earlier[-1]) < limits.chunk_rows):
-        raise ProtocolError(f"{len(points)} points follow the end of a set, or are too many for a chunk.")
+        raise ProtocolError(f"{len(points)} points are too many for a chunk, or follow the last chunk of a set.")
 
 
-class _SenderInErrors:
-    """Adds a message's key and sender to the protocol errors of a block."""
-
-    def __init__(self, sender: str, message: Message) -> None:
-        self._sender, self._message = sender, message
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ProtocolError):
-            raise ProtocolError(
-                f"party {self._sender!r}, {type(self._message).__name__} for {self._message.key}: {error}",
-                party=self._sender,
-            ) from None
+@contextmanager
+def _name_sender(sender: str, message: Message) -> Iterator[None]:
+    """Add the sender and the key of a message to the protocol errors of a block."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise _make_error(sender, message, str(error)) from None
 
 
 # --- server ---------------------------------------------------------------------------------------------------------
 
 
 def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison]:
-    """Server column: pass sets on in the ring, compare them, and send every party its common rows."""
+    """Server column: forward the sets in the ring, compare them, and send every party its common rows."""
     num_clients, key = identity.num_clients, identity.key(Phase.ALIGNMENT, 0)
     if num_clients < 2:
         raise ConfigError("an alignment needs at least two parties.")
@@ -243,13 +230,13 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
         why = "the parties have no id in common; check that their id columns use the same ids, and the rules for ids."
         raise AlignmentError(why, why)
     for chunk, part in enumerate(split_rows(len(rows[0]), limits.chunk_rows)):
-        keys = [_name_receiver(key.at(SETS, chunk), client) for client in range(num_clients)]
+        keys = [key.at(SETS, chunk).to_client(client) for client in range(num_clients)]
         yield Scatter(tuple(CommonRows(each, own[part]) for each, own in zip(keys, rows, strict=True)))
     return Comparison(tuple(sizes), len(rows[0]), overlaps)
 
 
 def find_set_owner(client: int, step: int, num_clients: int) -> int:
-    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
+    """Return the owner of the set that a client sends after it received `step` sets: the client `step` places back."""
     return (client - step) % num_clients
 
 
@@ -286,21 +273,19 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
 def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSet]) -> Scatter:
     """Send the message of every client to the next client."""
     before = (messages[client - 1] for client in range(len(messages)))
-    return Scatter(tuple(replace(message, key=_name_receiver(key, client)) for client, message in enumerate(before)))
-
-
-def _name_receiver(key: Key, client: int) -> Key:
-    return key._replace(client=TO_ONE + client)
+    return Scatter(tuple(replace(message, key=key.to_client(client)) for client, message in enumerate(before)))
 
 
 def _check_rows(
     identity: Identity, messages: Sequence[BlindedSet], sizes: Sequence[int], step: int, chunk: int, limits: SetLimits
 ) -> None:
-    """Refuse a chunk if its number of points differs from that of the same chunk when its sender received it."""
+    """Refuse a chunk that has another number of points than the same chunk had when its sender received it."""
     for client, message in enumerate(messages):
         expected = limits.count_rows(sizes[find_set_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:
-            _refuse(identity, client, message, f"expected {expected} points, got {len(message.points)}.")
+            raise _make_error(
+                identity.names[client], message, f"expected {expected} points, got {len(message.points)}."
+            )
 
 
 def _read_sets(identity: Identity, received: Sequence[Sequence[BlindedSet]]) -> list[Points]:
@@ -312,7 +297,7 @@ def _read_sets(identity: Identity, received: Sequence[Sequence[BlindedSet]]) -> 
             refuse_invalid_points(points)
             refuse_repeated_points(points)
         except ProtocolError as error:
-            _refuse(identity, client, messages[0], str(error))
+            raise _make_error(identity.names[client], messages[0], str(error)) from None
         sets[find_set_owner(client, len(received[0]) - 1, len(received[0]))] = points
     return [sets[owner] for owner in sorted(sets)]
 
@@ -323,6 +308,5 @@ def _read_number(message: SetSize) -> float:
     return float(message.values[0])
 
 
-def _refuse(identity: Identity, client: int, message: Message, why: str) -> NoReturn:
-    party = identity.names[client]
-    raise ProtocolError(f"party {party!r}, {type(message).__name__} for {message.key}: {why}", party=party)
+def _make_error(party: str, message: Message, why: str) -> ProtocolError:
+    return ProtocolError(f"party {party!r}, {type(message).__name__} for {message.key}: {why}", party=party)

@@ -1,11 +1,11 @@
 """Averages of class probabilities, and their propagation over the parties' edges; client and server columns.
 
-An average is one exchange: clients send probabilities of the same rows, and the server returns the mean of those that
-it received. If one party has the labels, only this owner sends probabilities, and the mean equals them.
+An average takes one exchange: clients send probabilities for the same rows, and the server returns the mean of what it
+received. If one party has the labels, only this owner sends probabilities, and the mean equals them.
 
 A smoothed prediction takes two exchanges. The first averages at all nodes. Then every party with edges propagates this
 average, and the second exchange averages the propagated rows. A party without edges contributes nothing to the second
-one.
+exchange.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def client_average_propagated(
         client: the client.
         key: phase and round.
         mean: the mean class probabilities at all nodes.
-        alpha: see `propagate`; None at a party that had no edges in training.
+        alpha: the weight of the mean, see `propagate`; None at a party that had no edges in training.
         nodes: the nodes whose rows are averaged.
         requested: the rows that this client receives; None: all, or those of `find_receivers`.
         place: distinguishes several exchanges of this kind with the same key.

@@ -39,7 +39,7 @@ def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
 
 
 class PendingBatch:
-    """A sample whose batch is gathered once: while the round before waits for an answer, or when its round starts."""
+    """A sample whose batch is gathered once: while the previous round waits for an answer, or when its round starts."""
 
     def __init__(self, client: Client, sample: Sample) -> None:
         self.client, self.sample = client, sample
@@ -63,7 +63,7 @@ def exchange_rows(
     upcoming: PendingBatch | None = None,
     requested: NDArray[np.bool_] | None = None,
 ) -> Script[Tensor]:
-    """Client: send a released tensor, and return the server's answer.
+    """Client: send a released tensor chunk by chunk, and return the server's answer.
 
     Args:
         client: the client.
@@ -72,7 +72,7 @@ def exchange_rows(
         sent: the released tensor; None: this client contributes nothing and waits for the answer.
         shape: the shape of the whole answer; columns are None if this client does not know their number.
         upcoming: the batch of the next round, if its sample is known.
-        requested: the rows of the answer that this client receives, if not all.
+        requested: the rows of the answer that this client receives; None: all.
     """
     kind, answer = kinds
     reveal = client.release.prepare_reading(answer.content().kind, key, shape)
@@ -92,7 +92,7 @@ def exchange_rows(
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         found = _check_answer(client, message, (expected, columns))
         if columns is None and found != UNKNOWN_COLUMNS:
-            columns = found  # the later chunks must have as many
+            columns = found  # the later chunks must have as many columns
         parts.append(message.value)
     payload = parts[0] if len(parts) == 1 else np.concatenate(parts)
     num_summed = len(list_contributors(client.config, client.identity, key))
@@ -111,8 +111,8 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
         raise ProtocolError(f"{where()}, {encoding.name} tensor: {error}.")
     if not encoding.is_finite(message.value):
         raise TrainingError(
-            f"{where()}: expected a {kind} of finite values, got NaN or infinity. It was not used. Training "
-            "diverged: lower train.learning_rate. If other parties report finite values, check the server."
+            f"{where()}: expected a {kind} of finite values, got NaN or infinity. The answer was not used. "
+            "Training diverged: lower train.learning_rate. If other parties report finite values, check the server."
         )
     found = encoding.find_shape(message.value)
     if found[0] != shape[0] or (shape[1] is not None and found[1] not in (shape[1], UNKNOWN_COLUMNS)):
@@ -130,7 +130,7 @@ def answer_rows(
     *,
     from_any: bool = False,
 ) -> Script[int]:
-    """Server: receive a tensor of every client, and answer every chunk; return the number of rows.
+    """Server: receive a tensor from every client, and answer every chunk; return the number of rows.
 
     Args:
         server: the server.
@@ -143,7 +143,7 @@ def answer_rows(
     """
     everyone = not from_any and (senders is None or len(senders) == len(server.roster))
     chunk_rows, first_row, is_last = server.config.wire.chunk_rows, 0, False
-    waiting: list[bool] | None = None  # which clients send no tensor
+    waiting: list[bool] | None = None  # for each client: whether it sends no tensor
     while not is_last:
         own = key.at(key.layer, first_row // chunk_rows)
         messages: Sequence[Message] = yield Receive((kind,) if everyone else (kind, Waiting), own)
@@ -172,7 +172,7 @@ def _check_senders(server: Server, messages: Sequence[Message], senders: Sequenc
 
 
 def _check_waiting(server: Server, messages: Sequence[Message], before: list[bool] | None) -> list[bool]:
-    """Return which clients sent no tensor; refuse a client that sent only some chunks of a tensor."""
+    """Return for each client whether it sent no tensor; refuse a client that sent only some chunks of a tensor."""
     waiting = [not isinstance(message, TensorMessage) for message in messages]
     if all(waiting):
         raise ProtocolError(f"{messages[0].key}: no party has an edge. {NOTHING_TO_SMOOTH}")
@@ -217,7 +217,7 @@ class Chunk:
         for message in self.tensors:
             if error := encoding.find_error(message.value, columns):
                 server.refuse(message, f"{content.kind}: {error}.")
-            # Check a known number of rows before the shapes: those blame the minority even if it alone is right.
+            # Check a known number of rows first: `_check_shapes` blames the minority, even if the minority is right.
             rows, _ = encoding.find_shape(message.value)
             if rows > most or (rows_left is not None and rows < most):
                 wanted = f"at most {most}" if rows_left is None else str(most)
@@ -227,7 +227,7 @@ class Chunk:
             # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
             for message in self.tensors:
                 if error := server.task.find_score_error(encoding.decode(message.value)):
-                    server.refuse(message, f"{server.task.scores_name}: {error}; they were not aggregated.")
+                    server.refuse(message, f"{server.task.scores_name}: {error}; the server did not aggregate them.")
 
     def _check_shapes(self) -> None:
         """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
@@ -259,8 +259,8 @@ class Chunk:
             return payload
         for message in self.tensors:
             if not encoding.is_finite(message.value):
-                why = "expected finite values, got NaN or infinity. They were not forwarded. Training diverged"
-                self.server.refuse(message, f"{kind}: {why} there: lower train.learning_rate.", TrainingError)
+                why = "expected finite values, got NaN or infinity. Nothing was forwarded. Training diverged at this"
+                self.server.refuse(message, f"{kind}: {why} party: lower train.learning_rate.", TrainingError)
         raise TrainingError(
             f"{self.key}: {kind}: all parties sent finite values, but their sum is not finite. Training diverged, and "
             "nothing was forwarded. Lower train.learning_rate."

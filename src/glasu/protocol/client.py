@@ -31,7 +31,7 @@ from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import RUN_BYTES, Key
 from glasu.wire.tensor_kinds import TensorKind
 
-LARGEST_SENT = 1e30  # limit on values in a race; their sum over all clients is finite in every encoding
+LARGEST_SENT = 1e30  # limit on the values that a client sends in a race, so that sums are finite in every encoding
 
 
 class Client:
@@ -62,7 +62,7 @@ class Client:
                 it; None: from `train.seed`, which is public.
             signer: signs the keys of this party; None in one process.
         """
-        if has_server(config):  # otherwise a run without the package would stop at its first message
+        if has_server(config):  # fail now, not at the first message, if the package is missing
             find_secure_aggregation(config.privacy).load_package()
         self.party, self.watch, self.requested = party, watch, config
         self.keys = PartyKeys(party.name, config.train.seed, secret, signer)
@@ -154,7 +154,7 @@ class Client:
             optimizer=self.learner.optimizer.state(),
             progress=dataclasses.replace(self.progress),
             references=dict(self.release.references),
-            ranges=self.release.sums.grids.copy_ranges(),
+            ranges=dict(self.release.sums.grids.ranges),
             clamped=self.release.sums.grids.clamped,
             history=self.release.sums.history,
         )
@@ -168,7 +168,7 @@ class Client:
         if self.stages is not None:
             self.begin(self.stages.lower, self.stages.data)
             self.stages.restart(state if self.progress.lower else None)
-        if not self.progress.lower:  # otherwise the aggregate, which the upper layers read, must be exchanged first
+        if not self.progress.lower:  # in the upper stage, the aggregate must be exchanged first
             self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.references, self.release.sums.history = dict(state.references), state.history

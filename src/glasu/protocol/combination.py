@@ -1,6 +1,6 @@
 """Methods whose parties train alone and combine their predictions afterwards; client and server columns.
 
-The selected models are tested together, once. The server averages the class probabilities of all parties. If the method
+The selected models are tested once, together. The server averages the class probabilities of all parties. If the method
 smooths, the parties then propagate the averages over their edges. If all parties have labels, each party with edges
 chooses its alpha on the validation nodes. If one party has the labels, this owner receives the averages for every alpha
 at the validation nodes and chooses one alpha for all parties; the server forwards it.
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-SCORED_SPLITS = ("validation", "test")  # rows and messages have this order
-NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)  # used as `layer` in message keys, like the next two
+SCORED_SPLITS = ("validation", "test")  # the order of rows and of messages
+# Used as `layer` in message keys.
+NODE_LAYERS, METRIC_LAYERS = (-7, -6), (-3, -2)
 OWN_LAYER, CHOICE_LAYER = -4, -5
 
 
@@ -115,7 +116,7 @@ def _read_choice(message: Chosen) -> float:
 def _client_metrics(client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows) -> Script[dict[str, float]]:
     """Send the metrics of the combined prediction, and this party's own first metric; nothing without labels.
 
-    With masks nothing is sent: this party reports the metrics itself.
+    With hidden sums nothing is sent: this party reports the metrics itself.
     """
     combined: dict[str, dict[str, float]] = {}
     alone: list[float] = []
@@ -166,7 +167,7 @@ def server_combination(server: Server) -> Script[None]:
 
 
 def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]:
-    """Average the results of every alpha for the label owner, and forward its choice to all clients."""
+    """Average the propagated scores for every alpha, for the label owner; forward its choice to all clients."""
     for place in range(1, len(PROPAGATING) + 1):
         yield from server_average_propagated(server, key, num_validation, place=place)
     key = key.at(CHOICE_LAYER)

@@ -12,7 +12,7 @@ from glasu.data.methods import find_method, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.model.propagation import PROPAGATING, choose_alpha, propagate, start_from_labels
 from glasu.model.task import Targets
-from glasu.protocol.masked import client_decision, server_announce
+from glasu.protocol.masked import client_decision, server_decision
 from glasu.protocol.messages import Metrics, Verdict
 from glasu.protocol.prediction import client_prediction, client_scores, server_prediction
 from glasu.protocol.presence import list_subsets
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
-COLLAPSED, SOUND = 1.0, 0.0  # the flag after the metrics of the test: whether the selected model has learned nothing
+COLLAPSED, SOUND = 1.0, 0.0  # a flag after the test metrics: COLLAPSED if the selected model has learned nothing
 
 
 class ClientEvaluation(NamedTuple):
     """The result of an evaluation at a client."""
 
     metrics: dict[str, float]  # empty at a client without labels
-    is_collapsed: bool  # whether the model predicts the same for all nodes; False at a client without labels
-    verdict: Verdict | None  # None if the clients decide
+    is_collapsed: bool  # whether the model has learned nothing (`Task.is_collapsed`); False without labels
+    verdict: Verdict | None  # the server's verdict; None if the clients decide
 
 
 def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
     """Client column: evaluate on validation nodes; keep the weights if they are the best so far.
 
-    With `ensemble`, the candidate is not the joint model but the mean of the scores that the clients compute alone.
+    With `ensemble`, the mean of the scores that the clients compute alone is evaluated instead of the joint model.
     """
-    progress, task = client.progress, client.learner.task
-    evaluation = client_evaluation(client, _find_key_round(client, ensemble), "validation", ensemble=ensemble)
+    progress, task, round_index = client.progress, client.learner.task, _find_key_round(client, ensemble)
+    evaluation = client_evaluation(client, round_index, "validation", ensemble=ensemble)
     metrics, is_collapsed, verdict = yield Timed(evaluation, "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
@@ -65,7 +65,11 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         if client.has_labels:
             improved, last = progress.judge(task.selection_score(metrics), client.config.train)
         if not client.is_alone:
-            improved = yield from _client_decision(client, metrics, improved=improved, ensemble=ensemble)
+            key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
+            best = ensemble if improved else progress.ensemble
+            improved, progress.stopped = yield from client_decision(
+                client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
+            )
         if client.has_labels:
             party = client.name if client.is_alone else None
             found = progress.position, "validation", metrics, task.selected_by, loss, improved, party, last
@@ -76,19 +80,8 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 
 
 def _find_key_round(role: Client | Server, ensemble: bool) -> int:
-    """Return the `round` in the keys of an evaluation on validation nodes. Values up to T+1 have other uses."""
+    """Return the `round` in the keys of an evaluation on validation nodes. Round numbers up to T+1 have other uses."""
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
-
-
-def _client_decision(client: Client, metrics: dict[str, float], *, improved: bool, ensemble: bool) -> Script[bool]:
-    """Tell the server whether training stops; return whether the model is the best so far."""
-    progress, round_index = client.progress, _find_key_round(client, ensemble)
-    key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    best = ensemble if improved else progress.ensemble
-    improved, progress.stopped = yield from client_decision(
-        client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
-    )
-    return improved
 
 
 def client_test(client: Client) -> Script[dict[str, float]]:
@@ -185,7 +178,7 @@ def client_evaluation(
     targets = client.data.find_targets(examples)
     if owner_leads(client.config):
         targets = yield from agree_on_targets(client, key, targets)
-    if client.is_alone:  # even if predictions are averaged after training
+    if client.is_alone:  # also if the parties average predictions after training
         own = yield from client_scores(client, key, targets)
         predictions = None if own is None else client.learner.task.convert_scores(own)
     else:
@@ -217,7 +210,7 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 
 
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> tuple[dict[str, float], bool]:
-    """Return the metrics of predictions in the unit of the labels, and whether the model predicts one class.
+    """Return the metrics of predictions in the unit of the labels, and whether the model has learned nothing.
 
     Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
     """
@@ -240,7 +233,7 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
     metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
     if keeps_scores(server.config):
-        decision = yield from server_announce(server, key)
+        decision = yield from server_decision(server, key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
     improved = False
@@ -273,7 +266,7 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics, if the parties send them. The caller broadcasts a verdict.
+    """Server column: aggregate, and return the metrics, or {} if the parties keep them. The caller sends the verdict.
 
     In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
     a client with labels reports whether the selected model has learned nothing.

@@ -29,16 +29,16 @@ SECTION = struct.Struct("<BBxxII")
 
 @dataclass(frozen=True)
 class Shapes:
-    """Counts of a run that limit the size of its messages. All roles know them after the handshake."""
+    """The counts of a run that limit the size of its messages. All roles know them after the handshake."""
 
     num_nodes: int
-    num_scores: int  # columns of class probabilities or predictions; 0: unknown
-    hidden: int
-    joint_width: int  # columns of H[l+1]
-    num_local_steps: int
-    prefetch: int
     chunk_rows: int
     encodings: Mapping[TensorKind, Encoding]
+    num_scores: int = 0  # columns of class probabilities or predictions; 0: unknown
+    hidden: int = 0
+    joint_width: int = 0  # columns of H[l+1]
+    num_local_steps: int = 0
+    prefetch: int = 0
     num_clients: int = 1
 
     @classmethod
@@ -61,23 +61,28 @@ class Shapes:
 CountOf = Callable[[Shapes], int]
 
 
+class _OneArray:
+    """A field whose value is the array of its only section."""
+
+    def to_sections(self, value: Array) -> list[Array]:
+        """Return the arrays to send."""
+        return [value]
+
+    def measure(self, value: Array) -> tuple[int, int]:
+        """Return the number of sections and of bytes in them."""
+        return 1, value.nbytes
+
+
 @dataclass(frozen=True)
-class NumbersField:
+class NumbersField(_OneArray):
     """A vector of 64-bit floats."""
 
     tag: str
     count: CountOf
     dtypes: tuple[str, ...] = ("<f8",)
 
-    def to_sections(self, value: Array) -> list[Array]:
-        return [value]
-
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         return _check_vector(self.tag, *arrays)
-
-    def measure(self, value: Array) -> tuple[int, int]:
-        """Return the number of sections and of bytes in them."""
-        return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         """Return the maximum number of sections and of bytes in them."""
@@ -85,31 +90,25 @@ class NumbersField:
 
 
 @dataclass(frozen=True)
-class TensorField:
+class TensorField(_OneArray):
     """Some rows of a matrix, already in their wire encoding (`glasu.wire.encodings`)."""
 
     kind: TensorKind
     columns: CountOf
-    is_answer: bool = False  # whether the server sends it; its values are then combined from all clients
+    is_answer: bool = False  # whether the server sends the tensor; it then combines values from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = DTYPES  # an encoding can have any of them
+    dtypes: tuple[str, ...] = DTYPES  # the encoding of the tensor decides which one
 
     def find_encoding(self, encodings: Mapping[TensorKind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""
         encoding = encodings[self.kind]
         return encoding.answer if self.is_answer else encoding
 
-    def to_sections(self, value: Array) -> list[Array]:
-        return [value]
-
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         (array,) = arrays
         if array.ndim != 2:
             raise ProtocolError("tensor section of 0 columns: expected one or more.")
         return array
-
-    def measure(self, value: Array) -> tuple[int, int]:
-        return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         rows = min(shapes.num_nodes, shapes.chunk_rows)
@@ -165,16 +164,13 @@ class FlagField:
 
 
 @dataclass(frozen=True)
-class RowsField:
+class RowsField(_OneArray):
     """Some rows of an array of integers in an alignment: blinded ids, or row numbers."""
 
     tag: str
     dtypes: tuple[str, ...]
     columns: int = 0  # 0: a vector
     single: bool = False  # exactly one row
-
-    def to_sections(self, value: Array) -> list[Array]:
-        return [value]
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         (array,) = arrays
@@ -184,9 +180,6 @@ class RowsField:
             raise ProtocolError(f"{self.tag} section of {len(array)} rows, {columns} columns: expected {wanted}.")
         return array
 
-    def measure(self, value: Array) -> tuple[int, int]:
-        return 1, value.nbytes
-
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         rows = 1 if self.single else min(shapes.num_nodes, shapes.chunk_rows)
         size = np.dtype(self.dtypes[0]).itemsize * max(1, self.columns)
@@ -194,21 +187,15 @@ class RowsField:
 
 
 @dataclass(frozen=True)
-class BytesField:
+class BytesField(_OneArray):
     """Bytes that the server does not read: keys, signatures, and data that one client encrypts for the others."""
 
     tag: str
     count: CountOf
     dtypes: tuple[str, ...] = ("|u1",)
 
-    def to_sections(self, value: Array) -> list[Array]:
-        return [value]
-
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         return _check_vector(self.tag, *arrays)
-
-    def measure(self, value: Array) -> tuple[int, int]:
-        return 1, value.nbytes
 
     def limit(self, shapes: Shapes, phase: Phase) -> tuple[int, int]:
         return 1, self.count(shapes)

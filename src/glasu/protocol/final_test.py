@@ -1,7 +1,7 @@
 """The test of a run whose losses and metrics stay at the parties: client and server columns.
 
-Such a run has one release (`once.py`), or rounds with noise. With noise there is no evaluation before the test, because
-every evaluation would be one more release. So the model after the last round is selected.
+Such a run has one release (`once.py`), or its rounds add noise. In rounds with noise there is no evaluation before the
+test, because every evaluation would be one more release. So the model after the last round is selected.
 
 Every party receives the mean of the class probabilities and has the labels, so it measures the prediction itself.
 """
@@ -59,8 +59,7 @@ def server_final_test(server: Server) -> Script[None]:
 
 def _make_final_key(role: Client | Server, config: RunConfig) -> Key:
     """Return the key of the final prediction."""
-    round_index = config.train.num_rounds + 1
-    return role.identity.key(Phase.EVALUATION, round_index)._replace(round=round_index)
+    return role.identity.fixed_key(Phase.EVALUATION, config.train.num_rounds + 1)
 
 
 def _report_scores(client: Client, split: str, own: ScoreRows, joint: ScoreRows) -> Script[dict[str, float]]:

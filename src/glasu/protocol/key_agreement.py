@@ -4,10 +4,11 @@ The keys hide sums. In a run with a warm start, the common classifier is derived
 
 First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
-the others. Second exchange: the first client draws the group key and encrypts it and the run key for each of the
-others. The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same
-after a resume. Values that must be equal at all clients in a whole run, and unknown to the server, are derived from it.
-With ckks, the first client also makes the secret key of the attempt and encrypts it under the group key.
+the other clients. Second exchange: the first client draws the group key and encrypts it and the run key for each other
+client. The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same
+after a resume. Values that the server must not know, and that must be equal at all clients during the whole run, are
+derived from the run key. With ckks, the first client also makes the secret key of the attempt and encrypts it under the
+group key.
 
 In one process there are no certificates, and keys are not signed.
 """
@@ -28,7 +29,7 @@ from glasu.errors import ProtocolError
 from glasu.privacy.masking import (
     KEY_SIZE,
     ONE_USE,
-    Transcript,
+    RunningHash,
     derive_pair_key,
     expand_key,
     join_parts,
@@ -53,12 +54,12 @@ KEY_LEADER = 0  # the client that draws the group key
 
 
 def needs_keys(config: RunConfig) -> bool:
-    """Return whether the clients of a training agree on keys."""
+    """Return whether the clients of a training run agree on keys."""
     return config.privacy.hides_parts or any(agrees_on_classifier(each) for each in list_candidates(config))
 
 
 def agrees_on_classifier(config: RunConfig) -> bool:
-    """Return whether the only purpose of the keys is the common classifier of a warm start."""
+    """Return whether the clients agree on keys only to derive the common classifier of a warm start."""
     return config.train.warm_start > 0 and not config.privacy.hides_parts
 
 
@@ -66,9 +67,9 @@ def client_key_agreement(client: Client) -> Script[None]:
     """Client column: agree on keys; if sums are hidden, hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
         return
-    # Round 0 even after a resume in the upper stage of `once.py`, where this client counts rounds from another start.
-    key, transcript = client.identity.key(Phase.CONTROL, 0)._replace(round=0), Transcript()
-    transcript.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
+    # The key has round 0, even after a resume in the upper stage of `once.py`, where rounds have other numbers.
+    key, running_hash = client.identity.fixed_key(Phase.CONTROL, 0), RunningHash()
+    running_hash.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
     private = X25519PrivateKey.generate()
     own = private.public_key().public_bytes_raw()
     offer = join_parts(_sign_offer(client, own))
@@ -76,12 +77,12 @@ def client_key_agreement(client: Client) -> Script[None]:
     content = client.release.bytes_for_peers("key", offer, key.at(OFFER_LAYER), rows=1, protection=signed)
     yield Send(KeyOffer(key.at(OFFER_LAYER), content))
     answer: KeyOffers = yield Receive((KeyOffers,), key.at(OFFER_LAYER))
-    transcript.add(b"offers", [answer.content])
+    running_hash.add(b"offers", [answer.content])
     pair_keys = _derive_pair_keys(client, private, _check_offers(client, answer, own))
-    privacy = client.requested.privacy  # the config of a stage has none
+    privacy = client.requested.privacy  # the config of a stage has no privacy settings
     way = find_secure_aggregation(privacy)
     secret = way.make_secret() if client.identity.index == KEY_LEADER else None
-    group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, transcript, secret)
+    group_key, secret = yield from _agree_on_group_key(client, key.at(GROUP_LAYER), pair_keys, running_hash, secret)
     if not way.hides_parts:
         return
     try:
@@ -93,16 +94,16 @@ def client_key_agreement(client: Client) -> Script[None]:
             group_key=group_key,
             contributors=lambda each: list_contributors(client.config, client.identity, each),
             chunk_rows=client.config.wire.chunk_rows,
-            transcript=transcript,
+            running_hash=running_hash,
         )
     except ValueError as error:
         leader = client.identity.names[KEY_LEADER]
         raise ProtocolError(f"party {client.name!r}, {key}: the key of party {leader!r}: {error}.") from None
-    client.release.hide_with(hiding)
+    client.release.sums.hiding = hiding
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
-    """Return the content that a client signs."""
+    """Return the statement about a key that a client signs."""
     identity = client.identity
     facts = [b"glasu key offer", identity.run, identity.attempt.to_bytes(4, "little")]
     facts += [join_parts(each.encode() for each in identity.names), bytes.fromhex(client.requested.digest())]
@@ -141,7 +142,7 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
 
 
 def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequence[bytes]) -> dict[int, bytes]:
-    """Return the key that this client shares with each of the others."""
+    """Return the key that this client shares with each other client."""
     own, names, found = client.identity.index, client.identity.names, {}
     for peer, public in enumerate(publics):
         if peer == own:
@@ -158,16 +159,16 @@ def _derive_pair_keys(client: Client, private: X25519PrivateKey, publics: Sequen
 
 
 def _agree_on_group_key(
-    client: Client, key: Key, pair_keys: dict[int, bytes], transcript: Transcript, secret: bytes | None
+    client: Client, key: Key, pair_keys: dict[int, bytes], running_hash: RunningHash, secret: bytes | None
 ) -> Script[tuple[bytes, bytes | None]]:
-    """Return the group key, which the first client draws, and the secret key of ckks; the run key arrives with them.
+    """Return the group key, which the first client draws, and the secret key of ckks; store the run key.
 
     Args:
         client: the client.
-        key: of the exchange.
-        pair_keys: that it shares with each of the others.
-        transcript: the running hash.
-        secret: at the first client, if tensors are encrypted: the secret key of ckks.
+        key: the key of the exchange.
+        pair_keys: the keys that the client shares with each other client.
+        running_hash: the running hash of this attempt; the answer is added to it.
+        secret: the secret key of ckks at the first client; None at other clients, or if tensors are not encrypted.
     """
     order = [peer for peer in range(client.identity.num_clients) if peer != KEY_LEADER]
     group_key = secrets.token_bytes(KEY_SIZE)
@@ -182,7 +183,7 @@ def _agree_on_group_key(
     else:
         yield Send(Waiting(key))
     answer: Sealed = yield Receive((Sealed,), key)
-    transcript.add(b"group", [answer.content])
+    running_hash.add(b"group", [answer.content])
     if client.identity.index != KEY_LEADER:
         try:
             encrypts = find_secure_aggregation(client.requested.privacy).has_secret_key
@@ -204,7 +205,7 @@ def server_key_agreement(server: Server) -> Script[None]:
     """Server column: forward the offers to all clients, then the group key."""
     if not needs_keys(server.requested):
         return
-    key = server.identity.key(Phase.CONTROL, 0)._replace(round=0)
+    key = server.identity.fixed_key(Phase.CONTROL, 0)
     offers: Sequence[KeyOffer] = yield Receive((KeyOffer,), key.at(OFFER_LAYER))
     joined = join_parts(offer.content.tobytes() for offer in offers)
     yield Broadcast(KeyOffers(key.at(OFFER_LAYER), np.frombuffer(joined, np.uint8)))
@@ -212,7 +213,7 @@ def server_key_agreement(server: Server) -> Script[None]:
 
 
 def server_forward(server: Server, key: Key, sender: int) -> Script[None]:
-    """Server column: forward the encrypted message of one client to all clients. The others wait for it."""
+    """Server column: forward the encrypted message from one client to all clients. The other clients wait for it."""
     messages: Sequence[Message] = yield Receive((Sealed, Waiting), key)
     for client, message in enumerate(messages):
         if isinstance(message, Sealed) != (client == sender):

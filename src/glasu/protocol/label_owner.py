@@ -1,4 +1,4 @@
-"""Algorithms 5 to 7: the differences when one client holds the labels.
+"""The differences between Algorithms 2 to 4 and Algorithms 5 to 7, in which one client holds the labels.
 
 Algorithm 5: the label owner sends the batch (`sampling.py`). Algorithm 7: the other clients minimise <G, H_m[L]>
 (`update.py`). This module: the last lines of Algorithm 6, in which all clients receive the owner's gradient G at H[L].
@@ -28,7 +28,7 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """Client column: the owner sends G = dL/dH[L] at step 0; all clients receive it, once per round.
 
     Returns:
-        The owner's loss (none at the other clients), and G.
+        A list with the owner's loss (empty at the other clients), and G.
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = compute_owner_gradient(client, batch, joint)

@@ -30,7 +30,7 @@ from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
 
 EMPTY: NodeSet = np.empty(0, np.int64)
-MAX_PREPARED = 1 << 24  # values of a dense matrix that is prepared as a whole: 64 MiB in single precision
+MAX_PREPARED = 1 << 24  # a dense matrix of at most this many values is prepared as a whole: 64 MiB in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +132,12 @@ def prepare_features(config: RunConfig, party: PartyData) -> Preparation:
 
 
 def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
-    """Return the randomness of the first classifier, which is equal at all clients with labels.
+    """Return the stream from which the initial classifier is drawn. It is equal at all clients with labels.
 
     Args:
-        seed: the public seed if several clients have labels; the server can then compute the classifier. With a warm
-            start, the run key, which the server does not have. If one client has the labels, its private seed:
-            otherwise its first gradient would reveal the labels.
+        seed: the public seed if several clients have labels. The server can then compute the initial weights of the
+            classifier. With a warm start, the run key, which the server does not have. If one client has the labels,
+            its private seed: otherwise its first gradient would reveal the labels.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -188,7 +188,7 @@ class Learner:
         if data.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", data.task.scale)
         self.optimizer = make_optimizer(config, self.model)
-        # The optimizer has laid out the parameters, and their storage stays. A module may replace its buffers.
+        # The optimizer has laid out the parameters, and their storage never changes. A module may replace its buffers.
         self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = find_sampler(config.train)(config, data.party.graph, index)
@@ -215,7 +215,7 @@ class Learner:
     def gather(self, sample: Sample, *, with_labels: bool = True) -> Batch:
         """Gather blocks, features and labels of a sample."""
         blocks, nodes = self.sampler.blocks(sample.nodes, sample.draws)
-        rows = [blocks[0].positions]  # positions of S_m[1] in S_m[0]; then of S_m[2] in S_m[0], and so on
+        rows = [blocks[0].positions]  # positions in S_m[0] of the nodes S_m[1]; then of S_m[2], and so on
         for block in blocks[1:]:
             rows.append(rows[-1][block.positions])
         targets = sample.targets
@@ -227,7 +227,7 @@ class Learner:
         return self.steps.make(batch, self.dropout(batch.round, step), recording=step is not None)
 
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:
-        """Return the loss and its gradient at H_m[L]; the step keeps the classifier's gradient."""
+        """Return the loss and its gradient at H_m[L]. The step stores the gradient at the classifier's weights."""
         assert batch.labels is not None
         logits = batch.targets.read_rows(step.logits(joint))
         value, gradient = self.task.loss_and_gradient(logits, batch.labels)

@@ -1,11 +1,11 @@
 """The exchanges that differ in runs with hidden sums: an encrypted gradient, verdicts, and a comparison of the answers.
 
-Client and server columns. The server forwards encrypted messages and learns two facts from an evaluation: whether the
+Client and server columns. The server forwards encrypted messages. It learns two facts from an evaluation: whether
 training stops, and whether the warm ensemble is the best model so far.
 
 At the end of a run, the clients compare the running hashes of all answers that they have received. Each one sends a
-proof, an HMAC of its hash and its place under the group key. The server forwards all proofs. Without the key, it cannot
-make the proof that a client expects of another one.
+proof: an HMAC of its running hash and its position under the group key. The server forwards all proofs. Without the
+group key, the server cannot make the proof that one client expects from another.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from glasu.protocol.state import Identity
 
 
-PROOF_PROTECTION = "hmac"  # in the ledger: without the group key, a proof says nothing about the answers
-COMPARISON_LAYER = 4  # used as `layer` in a key; a race and the agreement on keys use 0 to 3
+PROOF_PROTECTION = "hmac"  # in the ledger: without the group key, a proof reveals nothing about the answers
+COMPARISON_LAYER = 4  # used as `layer` in a key; a race and the agreement on keys use the layers 0 to 3
 
 
 def name_verdict_protection(identity: Identity) -> str:
@@ -52,7 +52,7 @@ def name_verdict_protection(identity: Identity) -> str:
 def share_sealed_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, columns: int
 ) -> Script[tuple[Tensor, Sent | None]]:
-    """Client column: the label owner encrypts its gradient for the others; return the gradient that all clients decode.
+    """Client column: the label owner encrypts its gradient for the other clients; return the decoded gradient.
 
     Args:
         client: the client.
@@ -62,7 +62,7 @@ def share_sealed_gradient(
         columns: the number of columns of the gradient.
 
     Returns:
-        The gradient, and at the owner the gradient as it was sent.
+        The gradient as all clients decode it, and at the owner also the gradient as it was sent.
     """
     import torch
 
@@ -81,7 +81,7 @@ def share_sealed_gradient(
         for own in keys:
             yield Send(Waiting(own))
     else:
-        sent, contents = client.release.sealed_tensor(OWNER_GRADIENT, gradient, key, seal, nodes)
+        sent, contents = client.release.sealed_gradient(gradient, key, seal, nodes)
         for own, content in zip(keys, contents, strict=True):
             yield Send(Sealed(own, np.frombuffer(content, np.uint8)))
     parts = []
@@ -117,8 +117,8 @@ def client_decision(
 ) -> Script[tuple[bool, bool]]:
     """Client column: send the server the decision; return whether the model is the best so far, and whether to stop.
 
-    Clients with labels have judged the metrics themselves. With labels at one party, the others learn the verdict from
-    its owner.
+    Clients with labels have judged the metrics themselves. If one party has the labels, the other clients learn the
+    verdict from this label owner.
 
     Args:
         client: the client.
@@ -136,7 +136,7 @@ def client_decision(
             proof = hiding.prove(np.array(list(metrics.values()), "<f8").tobytes(), key)
         else:
             proof = hiding.seal(struct.pack("<??", improved, stop), key)
-        flags = struct.pack("<??", stop, ensemble)  # the server reads them; the ledger has every byte that leaves
+        flags = struct.pack("<??", stop, ensemble)  # the server reads them; the ledger records every byte that is sent
         protection = name_verdict_protection(client.identity)
         content = client.release.bytes_for_peers("verdict", flags + proof, key, rows=1, protection=protection)
         yield Send(Decision(key, stop, ensemble, content[len(flags) :]))
@@ -160,7 +160,7 @@ def client_decision(
 
 
 def server_decision(server: Server, key: Key) -> Script[Decision]:
-    """Server column: return the decision of the parties, which must be equal. The caller broadcasts it."""
+    """Server column: receive the decisions of the parties, which must be equal; broadcast and return the decision."""
     everyone = server.identity.owner is None
     messages: Sequence[Decision | Waiting] = yield Receive((Decision,) if everyone else (Decision, Waiting), key)
     found: list[Decision] = []
@@ -177,12 +177,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
                 f"{first.key}: parties {names[0]!r} and {names[1]!r} found different metrics, so their labels or "
                 "splits differ. The server cannot see which metrics; compare them between the parties."
             )
-    return Decision(key, first.stop, first.ensemble, first.proof)
-
-
-def server_announce(server: Server, key: Key) -> Script[Decision]:
-    """Server column: receive the parties' decision and broadcast it."""
-    decision = yield from server_decision(server, key)
+    decision = Decision(key, first.stop, first.ensemble, first.proof)
     yield Broadcast(decision)
     return decision
 
@@ -223,4 +218,4 @@ def server_comparison(server: Server) -> Script[None]:
 
 
 def _make_comparison_key(role: Client | Server) -> Key:
-    return role.identity.key(Phase.CONTROL, 0, COMPARISON_LAYER)._replace(round=0)
+    return role.identity.fixed_key(Phase.CONTROL, 0, COMPARISON_LAYER)

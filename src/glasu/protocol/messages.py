@@ -31,16 +31,11 @@ from glasu.wire.encodings import Array
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 
-
-def limit_metrics(shapes: Shapes) -> int:
-    """Return the maximum number of metrics in one message."""
-    return 16
-
-
 OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
-PROOF_BYTES = 64
+PROOF_BYTES = 64  # limit for a proof, and for the bytes that encryption adds
 
 
+# Functions, because a lambda in an annotation of a message cannot read the constants of this module.
 def limit_offer(shapes: Shapes) -> int:
     """Return the maximum size of one client's offer."""
     return OFFER_BYTES
@@ -96,7 +91,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class TensorMessage(Message):
-    """Base of the messages that hold some rows of one tensor."""
+    """Base of the messages that contain some rows of one tensor."""
 
     value: Any  # the encoded rows; a subclass states the kind of tensor
 
@@ -196,7 +191,7 @@ class Metrics(Message):
     In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
     """
 
-    values: Annotated[NDArray[np.float64], NumbersField("metrics", limit_metrics)]
+    values: Annotated[NDArray[np.float64], NumbersField("metrics", lambda shapes: 16)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,27 +272,27 @@ class KeyOffers(Message):
 
 @dataclass(frozen=True, eq=False)
 class Sealed(Message):
-    """Client: bytes that it encrypted for the other clients. Server: the same to all clients."""
+    """Client: bytes that it encrypted for the other clients. Server: the same bytes, to all clients."""
 
     content: Annotated[NDArray[np.uint8], BytesField("sealed", limit_sealed)]
 
 
 @dataclass(frozen=True, eq=False)
 class Decision(Message):
-    """Client with labels, if sums are hidden: the decision after an evaluation. Server: the same to all clients.
+    """Client with labels, if sums are hidden: its decision after an evaluation. Server: the common decision, to all.
 
-    The proof is equal at all clients that found the same metrics. With labels at one party, it is the verdict of that
-    party, encrypted for the others.
+    The proof is equal at all clients that found the same metrics. If one party has the labels, `proof` is its verdict,
+    encrypted for the other clients.
     """
 
     stop: Annotated[bool, FlagField("decision")]  # training stops
-    ensemble: Annotated[bool, FlagField("decision")]  # whether the best model so far is the warm ensemble
+    ensemble: Annotated[bool, FlagField("decision")]  # the best model so far is the warm ensemble
     proof: Annotated[NDArray[np.uint8], BytesField("decision", limit_proof)]
 
 
 @dataclass(frozen=True, eq=False)
 class Proof(Message):
-    """Client, at the end of a run with hidden sums: a proof of all answers that it has received in this attempt."""
+    """Client, at the end of a run with hidden sums: an HMAC of all answers that it has received in this attempt."""
 
     content: Annotated[NDArray[np.uint8], BytesField("proof", limit_proof)]
 

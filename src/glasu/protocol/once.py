@@ -1,11 +1,12 @@
 """One release (`train.release = "once"`): client and server columns, stage by stage.
 
-Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (lower stage). It releases
+Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). It releases
 H_m^+[l] of its selected weights at all nodes, once, and receives H[l+1]. Then it trains the layers l+1..L-1 and a
-classifier on this fixed aggregate (upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the features. As in every
-local update, the party's own columns have neither noise nor rounding. In both stages the party selects its model on its
-own validation nodes and sends nothing. The only other release is that of the final class probabilities, whose mean is
-the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics are never sent.
+classifier on this fixed aggregate (the upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the features. As in
+every local update, the party's own columns have neither noise nor rounding. In both stages the party selects its model
+on its own validation nodes and sends nothing. At the end, the parties also release their final class probabilities,
+whose mean is the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics are
+never sent.
 
 If the aggregation is a mean, all parties train the lower layers against the same fixed classifier, as in a warm start.
 Then their representations are comparable, and so is the mean.
@@ -46,7 +47,7 @@ Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last roun
 def client_lower_stage(client: Client, train: Train) -> Script[None]:
     """Train the lower stage, unless it is complete. A client without stages trains to the end.
 
-    If the parties will aggregate a mean, they have the same classifier, and no step changes it.
+    If the parties will aggregate a mean, their classifiers are equal, and no step changes them.
     """
     if client.progress.lower:
         return
@@ -56,7 +57,7 @@ def client_lower_stage(client: Client, train: Train) -> Script[None]:
 
 
 def client_release(client: Client) -> Script[None]:
-    """Agree on keys if the run has masks; then release the representations and read the aggregate."""
+    """Agree on keys if the run has hidden sums; then release the representations and read the aggregate."""
     yield from client_key_agreement(client)
     yield from client_aggregate(client)
 
@@ -89,7 +90,7 @@ def client_aggregate(client: Client) -> Script[None]:
 
 
 def _enter_upper(client: Client, own: Tensor, others: Tensor) -> None:
-    """Switch to the layers above the release: initial ones, trained ones, or those of an interrupted training."""
+    """Switch to the layers above the release, with initial weights, trained ones, or those of an interrupted run."""
     stages = client.stages
     assert stages is not None
     client.begin(stages.upper, stages.make_upper_data(own, others))
@@ -122,8 +123,7 @@ def server_aggregate(server: Server) -> Script[None]:
 
 def _make_release_key(role: Client | Server, config: RunConfig) -> Key:
     """Return the key of the release. It is the same in training and prediction, so the noise is the same."""
-    key = role.identity.key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
-    return key._replace(round=0)
+    return role.identity.fixed_key(Phase.TRAINING, 0, config.model.aggregation_layers[0])
 
 
 def client_once_scores(

@@ -1,4 +1,4 @@
-"""The keys of one client: its random draws, its noise and its signatures are derived from them."""
+"""The keys of one client, for its random draws, its noise and its signatures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from glasu.secret import Secret
 
 @dataclass
 class PartyKeys:
-    """The keys of one client. Without a secret they follow from the seed, which is public."""
+    """The keys of one client. Without a secret they are derived from the seed, which is public."""
 
     party: str
     seed: int  # `train.seed`
     secret: Secret | None = field(default=None, repr=False)
     signer: Signer | None = None  # signs the keys of this party; None in one process
-    # Equal at all clients and unknown to the server; None before the clients agree on keys, and in runs without keys.
+    # All clients have this key, and the server does not. None before the clients agree on it, and in runs without keys.
     run_key: Secret | None = field(default=None, repr=False)
 
     @property
@@ -30,7 +30,7 @@ class PartyKeys:
     def classifier_seed(self) -> int | Secret:
         """The seed of the common classifier of a warm start: the run key, once the clients have agreed on it.
 
-        Without secrets the run key would follow from the public seed; then this is the seed itself.
+        Without secrets the run key would be derived from the public seed. In this case, the seed itself is returned.
         """
         return self.seed if self.secret is None or self.run_key is None else self.run_key
 

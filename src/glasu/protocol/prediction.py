@@ -52,8 +52,8 @@ def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, 
 
     Returns:
         The sorted nodes whose scores this client receives, and these scores. If all clients have labels, these are the
-        nodes that the client requested. If one party has the labels, only this party has a classifier: it receives the
-        scores of all nodes that any party requested, and the others receive none.
+        nodes that the client requested. If one party has the labels, only this party has a classifier. It receives the
+        scores of all nodes that any party requested, and the other parties receive none.
     """
     check_predicts_nodes(client)
     if client.requested.privacy.hides_parts:
@@ -88,11 +88,11 @@ def client_prediction(
 ) -> Script[NDArray[Any]]:
     """Client column: return the scores of the examples, in the unit of the labels.
 
-    If all clients have labels, the result is the mean of the clients' scores, of all examples or of those that this
-    client requested. Without a server it is this client's scores. If one party has the labels, the result is the
-    owner's scores, and the other clients return an empty array. If the method smooths, the mean is propagated over the
-    parties' edges. If only some clients are present, the absent ones contribute nothing and receive the same mean. With
-    `ensemble`, no layer aggregates, and the clients compute their scores alone.
+    If all clients have labels, the result is the mean of the clients' scores, for all examples or for those that this
+    client requested. Without a server, the result is this client's own scores. If one party has the labels, the result
+    is the owner's scores, and the other clients return an empty array. If the method smooths, the mean is propagated
+    over the parties' edges. If only some clients are present, the absent ones contribute nothing and receive the same
+    mean. With `ensemble`, no layer aggregates, and the clients compute their scores alone.
     """
     task = client.learner.task
     if client.stages is not None:
@@ -161,7 +161,7 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
 
 
 def _run_sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
-    """Compute H[L] at the nodes on sampled neighbourhoods, as a training round does."""
+    """Compute H[L] at the nodes with sampled neighbourhoods, as in a round of training."""
     distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
     rounds = [client.identity.find_round(key)]
     (sample,) = yield from client_sampling(client, rounds, [Targets.of_nodes(distinct)], Phase.EVALUATION_SAMPLING)

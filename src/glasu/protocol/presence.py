@@ -1,8 +1,8 @@
 """Party dropout: the clients that contribute to a round, and the subsets of clients that are scored after training.
 
 An absent client contributes no tensor and takes no step. It still agrees on node sets and receives all broadcasts,
-because it may be present in the next round. Training thus includes means over fewer parties, so that any subset of the
-parties can predict later.
+because it may be present in the next round. So the layers are also trained on means over fewer parties, and any subset
+of the parties can predict later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from glasu.wire.message_key import Key, Phase
 
 
 def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple[int, ...]:
-    """Return the clients that contribute to a round, in client order. At least one is present; in hidden sums, three.
+    """Return the clients that contribute to a round, in client order: at least one, or with hidden sums at least three.
 
     Each client is absent with probability `train.party_dropout`. All roles draw the same clients from the seed.
     """

@@ -1,10 +1,10 @@
 """The race of `train.preset`: each candidate, a set of settings, trains for some rounds; the validation score decides.
 
 The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
-more than one is left, they run one after the other from round 0. The preferred candidate runs last. It wins unless
-another candidate is better by more than one standard error. If it wins, it continues; any other winner starts again
-from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's settings
-give without a race.
+more than one candidate is left, they run one after the other from round 0. The preferred candidate runs last. It wins
+unless another candidate is better by more than one standard error. If it wins, it continues; any other winner starts
+again from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's
+settings give without a race.
 
 Some settings allow no race (`find_race_obstacle`), for example masks, because the server sees no scores. Then the rules
 choose the preferred candidate.
@@ -132,9 +132,9 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 
 def _find_last_number(train: TrainConfig) -> int:
-    """Return the last round number in the keys of a candidate that runs in the race only.
+    """Return the last round number in the keys of a candidate whose rounds end with the race.
 
-    The evaluation after its last round has this number, or the evaluation of the warm ensemble
+    It is the number of the evaluation after the last round, or of the evaluation of the warm ensemble
     (`glasu.protocol.evaluation`).
     """
     return train.num_rounds + 2 if train.warm_start else count_race_rounds(train)

@@ -33,4 +33,4 @@ def hash_answer(client: Client, message: Message) -> None:
     sections = (
         array for name, content in message.contents().items() for array in content.to_sections(getattr(message, name))
     )
-    client.release.sums.hiding.transcript.add(about, sections)
+    client.release.sums.hiding.running_hash.add(about, sections)

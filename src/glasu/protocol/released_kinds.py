@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glasu.config import RunConfig, list_candidates
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def list_protections(client: Client) -> dict[str, str]:
-    """Return the kinds that a client will certainly release in a training, and their protection.
+    """Return the kinds that a client will certainly release in a training run, and their protection.
 
     If a preset leaves several candidates, these are the kinds that all of them release.
     """
@@ -49,18 +48,18 @@ def _name_protection(client: Client, kind: str) -> str:
         verdict = name_verdict_protection(client.identity)
         signed = "none" if client.keys.signer is None else "signed"
         return {"key": signed, "proof": PROOF_PROTECTION, "verdict": verdict}.get(kind, "none")
-    parts = [replace(gate.find_protection(tensor), masking=None).name]
+    hidden_by = ""
     if gate.encodings[tensor].is_hidden:
         is_owner = client.identity.owner == client.identity.index
-        # True at the last layer; the gradients of lower layers are in sums.
+        # The owner's gradient is encrypted at the last layer; at lower layers the server adds gradients.
         sealed = is_owner and tensor is OWNER_GRADIENT.protecting_kind
         privacy = client.requested.privacy
-        parts.append("sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy))
-    return "+".join(part for part in parts if part != "none") or "none"
+        hidden_by = "sealed" if sealed else find_secure_aggregation(privacy).name_protection(privacy)
+    return gate.find_protection(tensor).describe(hidden_by)
 
 
 def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
-    """Return the kinds that a client releases in a training with these settings, without those about keys."""
+    """Return the kinds that a client releases when it trains with these settings, without keys and proofs."""
     layers, kinds = config.model.aggregation_layers, []
     if layers:
         kinds = [REPRESENTATION.name, CHANGE.name] if config.wire.feedback else [REPRESENTATION.name]
@@ -82,9 +81,9 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 
 
 def count_evaluations(client: Client) -> int:
-    """Return the minimum number of exact inferences in a training: evaluations, the test and subsets of parties.
+    """Return the minimum number of exact inferences in a training run: evaluations, the test and subsets of parties.
 
-    It is the number itself if neither the scores nor a race can change it.
+    This is the exact number if it depends neither on scores nor on a race.
     """
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1

@@ -30,14 +30,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """Wait for messages. A client gets the next message of the server; the server gets one message of every client.
+    """Wait for messages. A client gets the next message from the server; the server gets one message from every client.
 
     The messages must be of the given kinds and about the same phase, round, layer and chunk as `key`.
     """
 
     kinds: tuple[type[Message], ...]
     key: Key
-    rides: bool = False  # whether it belongs to the exchange of another script; `Interleave` sets it
+    rides: bool = False  # whether this request is part of an exchange of another script; `Interleave` sets it
 
     def __str__(self) -> str:
         key, names = self.key, " or ".join(kind.__name__ for kind in self.kinds)
@@ -104,7 +104,7 @@ class RoundDone(Event):
     round: int
     loss: float | None = None  # None at a client without labels
     party: str | None = None  # the party, if parties train alone
-    bytes: int = 0  # bytes sent so far by all roles; only in a simulation
+    bytes: int = 0  # bytes that all roles have sent so far; only in a simulation
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Evaluated(Event):
     loss: float | None = None
     improved: bool = False
     party: str | None = None  # the party, if parties train alone
-    last: bool = False  # whether the training is over
+    last: bool = False  # whether training is over
     bytes: int = 0  # bytes sent so far by all roles; only in a simulation
-    per_client: tuple[float | None, ...] | None = None  # combined prediction: first metric of each party alone
+    per_client: tuple[float | None, ...] | None = None  # in a combined prediction: first metric of each party alone
     ensemble: bool = False  # whether this is the ensemble after a warm start: the mean of scores computed alone
 
 
@@ -138,15 +138,16 @@ class Evaluated(Event):
 class CandidateStarted(Event):
     """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
 
-    settings: FlatSettings  # those that differ between the candidates
+    settings: FlatSettings  # the settings that differ between the candidates
     num_rounds: int  # number of rounds that it runs now
     chosen: bool = False
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
     score: float | None = None  # its best validation score in the race; set at the server, after the race
     other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
-    # If the rules chose it without a race: the setting that allows none, or an empty string. None: there is a race.
+    # If the rules chose it without a race: the setting that allows no race, or an empty string. None: there is a race.
     obstacle: str | None = None
-    # If it was chosen: the releases until then, of a client, or in a simulation of all clients. None: at a server.
+    # If it was chosen: the number of releases until then by this client, or in a simulation by all clients.
+    # None at a server.
     releases: int | None = None
 
     def __str__(self) -> str:
@@ -166,7 +167,7 @@ class CandidateStarted(Event):
 class CandidateDiverged(Event):
     """Event: a candidate of the preset diverged in the race, so it loses."""
 
-    round: int  # rounds that it ran
+    round: int  # number of rounds that the candidate ran
 
     def __str__(self) -> str:
         return f"race: training diverged within {self.round} rounds; this candidate loses"

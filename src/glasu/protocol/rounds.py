@@ -1,4 +1,4 @@
-"""Algorithm 1: the rounds of a training, client and server columns.
+"""Algorithm 1: the rounds of training, client and server columns.
 
 `client_round` is one round t of a client. `training.py` has the parts of a run around the rounds: keys, a race, a warm
 start, the agreement on node sets, and the test.
@@ -86,9 +86,9 @@ def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch |
         _, gradient = yield from client_gradient(client, batch, joint)
     parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     others = Others(aggregation, parts, gradient)
-    # JointInference used the dropout masks of step 0. If all parties read the released values exactly, it was the
-    # forward pass of step 0. Otherwise this client's part was rounded or noisy, and step 0 repeats the forward pass
-    # without rounding and noise.
+    # JointInference used the dropout masks of step 0. If all parties read the released values exactly, JointInference
+    # was the forward pass of step 0. Otherwise this client's part was rounded or noisy, and step 0 repeats the forward
+    # pass without rounding and noise.
     forward = joint if client.release.transparent or not exchanged else None
     losses = [(yield from local_update(client, batch, step, others, forward))]
     for index in range(1, client.config.train.num_local_steps):

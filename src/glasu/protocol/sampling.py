@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-# The stream from which neighbours are drawn: training and evaluation draw independently.
+# The name of the stream from which neighbours are drawn. Training and evaluation draw from different streams.
 PURPOSE = {Phase.SAMPLING: "neighbors", Phase.EVALUATION_SAMPLING: "evaluation neighbors"}
 
 
@@ -43,7 +43,7 @@ def divide_into_windows(first: int, end: int, prefetch: int) -> Iterator[tuple[r
 
 
 def owner_leads(config: RunConfig) -> bool:
-    """Return whether other parties train on the label owner's gradient; False if the owner trains alone."""
+    """Return whether the other parties train on the label owner's gradient; False if parties train alone."""
     return config.train.label_owner is not None and bool(config.model.aggregation_layers)
 
 
@@ -77,7 +77,7 @@ def client_training_examples(client: Client) -> Script[NodeSet]:
 
 
 def draw_batches(client: Client, examples: NodeSet, rounds: Sequence[int]) -> list[Targets]:
-    """Draw the batch of each round: the same at all clients that know the training examples, empty at the others."""
+    """Draw the batch of each round: equal at all clients that know the training examples, empty at other clients."""
     return [client.data.find_targets(draw_batch(client.config, examples, index)) for index in rounds]
 
 
@@ -205,7 +205,7 @@ def find_known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, 
 
 
 def unite(server: Server, key: Key, count: int) -> Script[tuple[Sequence[Proposal], tuple[NDArray[np.int32], ...]]]:
-    """Receive `count` node sets of every client and broadcast their unions; return the proposals and the unions."""
+    """Receive `count` node sets from every client, broadcast their unions; return the proposals and the unions."""
     proposals: Sequence[Proposal] = yield Receive((Proposal,), key)
     last = server.sizes.num_nodes - 1
     for proposal in proposals:

@@ -18,7 +18,7 @@ from glasu.model.task import make_task
 from glasu.protocol.fields import Shapes
 from glasu.protocol.messages import Message
 from glasu.protocol.state import Identity, Progress, ServerState
-from glasu.wire.message_key import SERVER, TO_ONE, Key
+from glasu.wire.message_key import SERVER, Key
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Sizes:
 
 
 class Server:
-    """The server in a training, a prediction or a dry run."""
+    """The server in training, in a prediction or in a dry run."""
 
     def __init__(self, config: RunConfig, roster: Sequence[str], sizes: Sizes, run: bytes) -> None:
         """Start at round 0.
 
         Args:
             config: the run's settings, resolved. The preset may leave several candidates.
-            roster: the parties' names in client order.
-            sizes: counts of nodes.
+            roster: the names of the parties in client order.
+            sizes: the counts of nodes.
             run: the id of the run.
         """
         self.roster, self.sizes = tuple(roster), sizes
@@ -70,7 +70,7 @@ class Server:
 
     def make_client_keys(self, key: Key) -> list[Key]:
         """Return one key per client, in client order, for messages that differ between clients."""
-        return [key._replace(client=TO_ONE + client) for client in range(len(self.roster))]
+        return [key.to_client(client) for client in range(len(self.roster))]
 
     def refuse(self, message: Message, why: str, error: type[GlasuError] = ProtocolError) -> NoReturn:
         """Raise an error that names the sender of a message."""

@@ -32,7 +32,7 @@ class Stages:
     lower: RunConfig
     upper: RunConfig
     data: NodeData  # the data of the lower stage
-    scales: Tensor | None = None  # factors of the columns that the upper stage reads; None: they are not known yet
+    scales: Tensor | None = None  # two factors for the input columns of the upper stage; None: not known yet
     trained: Mapping[str, Tensor] = field(default_factory=dict)  # the upper weights of a trained model
     interrupted: ClientState | None = None  # the state of an upper stage that was interrupted
 
@@ -45,9 +45,9 @@ class Stages:
 
         Args:
             own: H_m^+[l] at all nodes, without noise.
-            others: H_{-m}[l+1] at all nodes. Own and others' columns together replace the features.
+            others: H_{-m}[l+1] at all nodes. The columns of `own` and `others` together replace the features.
         """
-        if self.scales is None:  # one factor each, so that strong noise in `others` does not dominate `own`
+        if self.scales is None:  # a factor for each part, so that strong noise in `others` does not dominate `own`
             lengths = [float(torch.linalg.vector_norm(part.double(), dim=1).mean()) for part in (own, others)]
             self.scales = torch.tensor([find_input_scale(self.upper.model, each) for each in lengths]).double()
         rows = torch.cat([part * float(scale) for part, scale in zip((own, others), self.scales, strict=True)], dim=1)

@@ -31,7 +31,7 @@ class Identity:
 
     names: tuple[str, ...]  # all parties, in client order
     label_owner: str | None  # None: all clients have the labels
-    index: int  # m, or SERVER
+    index: int  # m; at the server, SERVER
     run: bytes
     incarnation: int = 0  # how many times this party's process was started, this start included
     attempt: int = 0
@@ -51,9 +51,11 @@ class Identity:
 
     def key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
         """Return the key of a message of this role."""
-        return Key(
-            self.run, phase, self.index, self.earlier_rounds + round_index, layer, 0, self.incarnation, self.attempt
-        )
+        return self.fixed_key(phase, self.earlier_rounds + round_index, layer)
+
+    def fixed_key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
+        """Return the key of a message with this round number, whatever candidates and stages came before."""
+        return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
 
     def find_round(self, key: Key) -> int:
         """Return the round that a key of this role is about."""
@@ -93,11 +95,11 @@ class Race:
     """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
-    finished: int = 0  # candidates that have run and cannot continue: the last ones of `order`
+    finished: int = 0  # number of candidates that have run and cannot continue; they are the last ones of `order`
     # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
-    releases: int = 0  # at a client: its releases until the choice
+    releases: int = 0  # at a client: the number of its releases until the choice
 
     @property
     def candidate(self) -> int:
@@ -112,18 +114,18 @@ class Race:
 
 @dataclass
 class Progress:
-    """The part of a role that changes from round to round.
+    """The part of a role's state that changes from round to round.
 
-    In runs with a server, only the server's progress has losses and selection.
+    In runs with a server, losses and selection are in the server's progress only.
     """
 
     round: int = 0  # the next round
     selection: Selection = field(default_factory=Selection)
-    stopped: bool = False
+    stopped: bool = False  # whether training has stopped
     losses: tuple[float, ...] = ()  # the mean loss of every round
     ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
     race: Race | None = None  # None if the preset leaves nothing to decide
-    earlier_rounds: int = 0  # as in `Identity`
+    earlier_rounds: int = 0  # number of rounds of earlier candidates, as in `Identity`
     diverged: bool = False  # in a race: whether training diverged; at the server, whether it did at any client
 
     @property
@@ -171,11 +173,11 @@ class Progress:
 
 @dataclass
 class ClientProgress(Progress):
-    """The progress of a client, besides weights and optimiser."""
+    """The progress of a client, without its current weights and its optimiser."""
 
-    warm_steps: int = 0  # local steps before round 0 that are done
+    warm_steps: int = 0  # number of local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
-    lower: dict[str, Tensor] = field(default_factory=dict)  # run with one release: weights of the layers up to it
+    lower: dict[str, Tensor] = field(default_factory=dict)  # in a run with one release: weights of the lower stage
     best_is_collapsed: bool = False  # whether the selected model has learned nothing
     alpha: float | None = None  # if predictions are smoothed: the share of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
@@ -198,7 +200,7 @@ class ClientState:
     progress: ClientProgress
     references: Mapping[tuple[str, int], Reference]  # references of representations that are sent as changes
     ranges: Mapping[tuple[str, int], Tensor]  # ranges of the grids of masked tensors, by kind and layer
-    clamped: int = 0  # values outside these grids so far
+    clamped: int = 0  # number of values outside these grids so far
     history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that the client has read
 
 

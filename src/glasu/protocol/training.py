@@ -1,4 +1,4 @@
-"""A whole training, client and server columns: keys, race and warm start, the rounds of Algorithm 1, and the test.
+"""A whole training run, client and server columns: keys, race, warm start, the rounds of Algorithm 1, and the test.
 
 `rounds.py` has the rounds. A run with one release (`train.release = "once"`) has the stages of `once.py` instead.
 """
@@ -49,7 +49,7 @@ def client_script(client: Client) -> Script[dict[str, float]]:
         yield from client_lower_stage(client, client_training)
         yield from client_release(client)
     else:
-        if not client.is_alone:  # otherwise the parties agree on keys after they have trained
+        if not client.is_alone:  # parties that train alone agree on keys after they have trained
             yield from client_key_agreement(client)
             draw_common_classifier(client)
         yield from client_race(client, client_training)
@@ -100,7 +100,7 @@ def server_script(server: Server) -> Script[None]:
         yield from server_release(server)
     else:
         yield from server_key_agreement(server)
-        if not find_method(server.requested).averages:  # otherwise the parties train alone
+        if not find_method(server.requested).averages:  # if the method averages, the parties train alone
             yield from server_race(server, server_training)
             yield from server_training(server)
     yield from server_result(server)

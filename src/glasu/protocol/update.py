@@ -26,13 +26,13 @@ Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 class Others:
     """What the other clients contribute to the objective of a client's local steps. It is fixed for the round."""
 
-    aggregation: Aggregation  # over the clients that are present in the round
+    aggregation: Aggregation  # the aggregation over the clients that are present in the round
     parts: Mapping[int, Tensor]  # {l+1: H_{-m}[l+1]}
     gradient: Tensor | None = None  # G, at a client without labels
     constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}, with exact gradients; replaces G
 
     def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
-        """Return the gradient at H_m^+[l], given that of the client's own objective at H_m[l+1], if there is one."""
+        """Return the gradient at H_m^+[l], given the gradient of the client's own objective at H_m[l+1], or None."""
         if gradient is None:
             return self.constants[layer]
         own = self.aggregation.own_gradient(gradient)

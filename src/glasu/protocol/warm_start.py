@@ -4,8 +4,8 @@ Each client trains alone, with H_m[l+1] = H_m^+[l], and sends nothing. The class
 clients learn representations for the same classifier, and the mean of these representations fits it in round 0.
 
 Then two candidates for the selected model are evaluated: the ensemble, which is the mean of the scores that the clients
-compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. If
-evaluations would be releases with noise, nothing is evaluated.
+compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. If every
+evaluation would be a release with noise, neither is evaluated.
 
 Warm step i of N draws its batch, neighbours and dropout masks like a round with the index i - N. Only warm steps have
 negative indices.
@@ -80,6 +80,6 @@ def take_warm_steps(client: Client) -> Script[None]:
 
 
 def is_warm_save_due(train: TrainConfig, steps_done: int) -> bool:
-    """Return whether a client must be saved. Q warm steps count as one round."""
+    """Return whether the state of a client must be saved. Q warm steps count as one round."""
     every = train.checkpoint_every * train.num_local_steps
     return every > 0 and (steps_done % every == 0 or steps_done == train.warm_start)

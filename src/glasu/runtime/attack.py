@@ -20,7 +20,7 @@ from glasu.data.party import PartyData, Splits
 from glasu.data.sources.catalog import load_parties
 from glasu.errors import ConfigError
 from glasu.model.split import draw_classifier
-from glasu.model.task import make_task
+from glasu.model.task import make_task, measure_ranking
 from glasu.privacy.attacks import edges, features, labels, membership
 from glasu.privacy.attacks.result import AttackResult, Classes, Values
 from glasu.protocol.learner import make_classifier_stream
@@ -342,9 +342,9 @@ def attack_membership(attacker: Attacker) -> Iterator[AttackResult]:
     score, detail = 0.5, "no index set was sent"
     if batches:
         scores = np.bincount(np.concatenate(list(batches.values())), minlength=seen.num_nodes)
-        score, detail = membership.compute_roc_auc(scores, members), "batches"
+        score, detail = _rank_members(scores, members), "batches"
     elif proposals:
-        score = membership.compute_roc_auc(membership.count_common(proposals, seen.num_nodes), members)
+        score = _rank_members(membership.count_common(proposals, seen.num_nodes), members)
         detail = f"{len(proposals)} rounds"
     yield attacker.report("training nodes from index sets", "ROC AUC", score, 0.5, 0.5, detail)
 
@@ -353,8 +353,13 @@ def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
     """Distinguish training nodes from test nodes by the certainty of predictions."""
     nodes = np.concatenate([splits.train, splits.test])
     members = np.arange(len(nodes)) < len(splits.train)
-    score = membership.compute_roc_auc(membership.measure_certainty(probabilities[nodes]), members)
+    score = _rank_members(membership.measure_certainty(probabilities[nodes]), members)
     return AttackResult("training nodes from predictions", "requester", "all", "ROC AUC", score, 0.5, 0.5)
+
+
+def _rank_members(scores: Values, members: NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve: how often a member has a higher score than another node."""
+    return measure_ranking(scores, members)["roc_auc"]
 
 
 def _list_edges(party: PartyData) -> edges.NodeIds:

@@ -1,6 +1,6 @@
 """Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a grid that readers know.
 
-They need numpy only, because the server has no torch.
+This module needs numpy only, because the server has no torch.
 
 All readers of a released tensor, the sender included, compute with the decoded values. An encoding keeps no state, so
 encoding the same message again gives the same bytes.
@@ -29,17 +29,18 @@ from glasu.wire.packing import pack_integers, unpack_integers
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION, TensorKind
 
 Array = NDArray[Any]
-DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")  # of all arrays in messages; messages carry the position
+# The types of all arrays in messages. A message contains the position of the type in this tuple.
+DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 _FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
 UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
-SHAPE_WORDS = 2  # of a ciphertext in a message: the rows and columns of the message
+SHAPE_WORDS = 2  # numbers before the coefficients of a ciphertext: the rows and columns of the message
 COEFFICIENT = np.dtype("<u8")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # random numbers of 16 bits from one Philox counter
-_NEGLIGIBLE = np.float32(2.0**-119)  # a row below it is sent as zeros, because its step would be subnormal
+_NEGLIGIBLE = np.float32(2.0**-119)  # a row of smaller values is sent as zeros, because its step would be subnormal
 _TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
@@ -125,7 +126,7 @@ class Encoding(ABC):
         return [self.encode(total, keys[0], first_row)] * len(keys)
 
     def with_seed(self, seed: int | Secret) -> Encoding:
-        """Return this encoding with other random numbers. A client with a secret calls it."""
+        """Return this encoding with another seed for its random numbers. A client with a secret calls this."""
         return self
 
     def row_bytes(self, columns: int) -> int:
@@ -133,7 +134,7 @@ class Encoding(ABC):
         return columns * self.dtype.itemsize
 
     def count_bytes(self, rows: int, columns: int) -> int:
-        """Return the encoded size of some rows of one message."""
+        """Return the encoded size of these rows in one message."""
         return rows * self.row_bytes(columns)
 
     def find_shape(self, payload: Array) -> tuple[int, int]:
@@ -259,7 +260,7 @@ class Int8(Encoding):
         return "" if good.all() else f"the step of a row is {steps[~good][0]}, expected 0..{_LARGEST_STEP:.3g}"
 
     def is_finite(self, payload: Array) -> bool:
-        return True  # `find_error` refuses other steps
+        return True  # `find_error` refuses steps that are not finite
 
     def decode(self, payload: Array) -> Array:
         blocks = self._blocks(payload)
@@ -301,7 +302,7 @@ class Integers(Encoding):
     without rounding, and every reader decodes the same sum. Decoded values are the integers, not multiples of the step.
 
     A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has 2 h M + 1 possible
-    values and is sent in the smallest sufficient number of bits.
+    values. The server sends it in the smallest sufficient number of bits.
     """
 
     width: int  # integers in a row
@@ -365,11 +366,11 @@ class Integers(Encoding):
 
 @dataclass(frozen=True)
 class Ring(Encoding):
-    """Integers modulo 2^bits, for sums under masks (`glasu.privacy.masking`).
+    """Integers modulo 2^bits, which masks hide (`glasu.privacy.masking`).
 
     A client's integer lies in 0..levels - 1, so the sum of `num_clients` of them does not wrap around. Masks are
     uniform in the whole ring, so the server can check neither single numbers nor sums. As with `Integers`, the grid is
-    not part of the message, and the readers divide.
+    not part of the message, and the readers compute the mean.
     """
 
     bits: int  # 8, 16 or 32
@@ -404,7 +405,7 @@ class Ring(Encoding):
         return payload.astype(np.int64)
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        """Add modulo 2^bits. The readers divide."""
+        """Add modulo 2^bits. The readers divide the sum."""
         total = payloads[0].copy()
         for payload in payloads[1:]:
             total += payload  # numpy wraps around
@@ -413,16 +414,16 @@ class Ring(Encoding):
 
 @dataclass(frozen=True)
 class Ciphertexts(Ring):
-    """Encrypted integers of a ring (`glasu.privacy.encryption`). The server adds them without any key.
+    """Encrypted integers of a ring (`glasu.privacy.encryption`). The server adds them without a key.
 
-    The integers of one message, row by row, are grouped to words of 32 bits. Sums of integers do not wrap around, so
-    sums of words do not either. A ciphertext holds some thousand words, whatever rows they belong to. A row of the
-    encoded array is one ciphertext:
+    The integers of one message, row by row, are packed into words of 32 bits. Sums of integers do not wrap around, so
+    sums of words do not either. A ciphertext contains some thousand words, possibly from several rows of the tensor. A
+    row of the encoded array is one ciphertext:
 
         rows and columns of the message     the same in all its ciphertexts
         two polynomials                     coefficients modulo q; a sum of ciphertexts is the sum of coefficients
 
-    `encode` returns the integers. A client encrypts them afterwards, message by message, so `select_rows` can select
+    `encode` returns the integers. A client encrypts them afterwards, message by message. So `select_rows` can select
     all rows of a message or none.
     """
 
@@ -466,7 +467,7 @@ class Ciphertexts(Ring):
         return ""
 
     def decode(self, payload: Array) -> Array:
-        """Return coefficients in place of the numbers: all that a role without the key has, such as an attacker."""
+        """Return coefficients instead of the numbers. A role without the key, such as an attacker, has only these."""
         rows, columns = self.find_shape(payload)
         coefficients: Array = payload[:, SHAPE_WORDS:].reshape(-1)[: rows * columns].astype(np.int64)
         return coefficients.reshape(rows, max(columns, 0))
@@ -486,7 +487,7 @@ class Ciphertexts(Ring):
         return payload[:0]
 
     def split_messages(self, payload: Array) -> list[Array]:
-        """Return the ciphertexts of each message, given those of several messages after each other."""
+        """Split the concatenated ciphertexts of several messages; return those of each message."""
         found, position = [], 0
         while position < len(payload):
             count = self.count_ciphertexts(*self.find_shape(payload[position:]))
@@ -495,7 +496,7 @@ class Ciphertexts(Ring):
         return found
 
     def combine(self, payloads: Sequence[Array], divisor: int, keys: Sequence[Key], first_row: int = 0) -> list[Array]:
-        """Add ciphertexts: their coefficients, modulo q. The readers divide."""
+        """Add ciphertexts: add their coefficients modulo q. The readers divide the sum."""
         total, modulus = payloads[0].copy(), np.uint64(self.parameters.modulus)
         coefficients = total[:, SHAPE_WORDS:]
         for payload in payloads[1:]:
@@ -511,7 +512,7 @@ class Ciphertexts(Ring):
 
 
 def _add(arrays: Sequence[Array], divisor: int) -> Array:
-    """Add in the given order, and divide the sum. An overflow gives infinity, which the server refuses."""
+    """Add arrays in the given order, and divide the sum. An overflow gives infinity, which the server refuses."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = arrays[0].copy()
         for array in arrays[1:]:
@@ -573,7 +574,7 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
     the rounding error is part of the next change.
 
     With masks, all kinds of tensors are integers in a ring as wide as the precision; class probabilities have 32 bits.
-    With ckks, they are the same integers in ciphertexts.
+    With ckks, the same integers are encrypted.
 
     Args:
         config: the settings.

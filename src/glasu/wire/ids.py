@@ -3,8 +3,8 @@
 ids 3, 4, 200 -> gaps 3, 0, 195 -> 03 00 c3 01
 
 A gap is the id minus its predecessor minus one; the first gap is the first id. So any valid bytes decode to distinct,
-increasing ids. The lowest 7 bits come first; the top bit of a byte is set if another byte follows. Each gap has exactly
-one encoding: the last of several bytes is never zero.
+increasing ids. The lowest 7 bits of a gap come first; the top bit of a byte is set if another byte follows. Each gap
+has exactly one encoding: if it has several bytes, the last one is never zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEPS = np.array([2 ** (7 * count) for count in range(1, MOST_BYTES)], np.int64
 def encode(nodes: NDArray[Any]) -> NDArray[np.uint8]:
     """Return distinct, increasing ids as bytes."""
     gaps = _find_gaps(nodes)
-    if gaps.max(initial=0) < 0x80:  # one byte each: the usual case
+    if gaps.max(initial=0) < 0x80:  # every gap has one byte: the usual case
         return gaps.astype(np.uint8)
     lengths = 1 + np.searchsorted(_STEPS, gaps, side="right")
     ends = np.cumsum(lengths)

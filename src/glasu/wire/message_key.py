@@ -6,9 +6,9 @@ import enum
 import struct
 from typing import NamedTuple
 
-SERVER = 0xFFFF  # the sender's index in a message of the server to all clients
-ALL_CLIENTS = 0xFFFE  # the receiver of a message of the server to all clients, in a transcript
-TO_ONE = 0x8000  # added to the receiver's index in a message of the server to one client
+SERVER = 0xFFFF  # the sender's index in a message from the server to all clients
+ALL_CLIENTS = 0xFFFE  # in a transcript, the receiver of a message from the server to all clients
+TO_ONE = 0x8000  # added to the receiver's index in a message from the server to one client
 RUN_BYTES = 12
 ATTEMPTS = 2**16  # attempt numbers in keys wrap around here
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
@@ -23,7 +23,7 @@ class Phase(enum.IntEnum):
     TRAINING = 2
     EVALUATION = 3
     PREDICTION = 4
-    BACKWARD = 5  # gradients of a training round
+    BACKWARD = 5  # gradients in a round of training
     EVALUATION_SAMPLING = 6  # node sets of a sampled evaluation
     ALIGNMENT = 7  # blinded ids
 
@@ -56,6 +56,10 @@ class Key(NamedTuple):
         """Return the key for another layer and chunk."""
         # Every message calls this, and `_replace` would take three times as long.
         return Key(self.run, self.phase, self.client, self.round, layer, chunk, self.incarnation, self.attempt)
+
+    def to_client(self, client: int) -> Key:
+        """Return the key of the server's message to one client."""
+        return self._replace(client=TO_ONE + client)
 
     def pack_without_attempt(self) -> bytes:
         """Return the key without incarnation and attempt as bytes. A repeated message has the same value."""

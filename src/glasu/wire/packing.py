@@ -18,7 +18,7 @@ def pack_integers(numbers: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
 
 
 def unpack_integers(payload: NDArray[np.uint8], columns: int, bits: int) -> NDArray[np.int64]:
-    """Return the integers that `pack` packed."""
+    """Return the integers that `pack_integers` packed."""
     rows = len(payload)
     spread = np.unpackbits(payload, axis=1, count=columns * bits, bitorder="little").reshape(rows, columns, bits)
     packed = np.packbits(spread, axis=2, bitorder="little")

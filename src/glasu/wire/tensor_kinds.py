@@ -14,16 +14,16 @@ class TensorKind:
     is_change: bool = False  # whether the values are relative to a reference (`glasu.privacy.feedback`)
     starts_reference: bool = False  # whether later releases of the same rows can be changes of this one
     is_differentiated: bool = False  # whether local updates differentiate through the clip of a release
-    is_gradient: bool = False  # a derivative of a mean over rows: small values count, and they shrink with more rows
-    is_score: bool = False  # what a party predicts: the server checks it, and noisy scores are repaired
-    has_column_ranges: bool = True  # in a hidden sum: whether the last aggregate decides the range of each column
+    is_gradient: bool = False  # a derivative of a mean over rows; small values matter, and more rows make them smaller
+    is_score: bool = False  # a prediction of a party; the server checks it, and noisy scores are repaired
+    has_column_ranges: bool = True  # whether, in hidden sums, the last aggregate decides the range of each column
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def protecting_kind(self) -> TensorKind:
-        """The kind whose protection this one has."""
+        """The kind whose clip and noise protect this one."""
         return self if self.protected_as is None else self.protected_as
 
 

@@ -24,7 +24,7 @@ from glasu.wire.encodings import Array
 
 Constants = tuple[Any, Any, Any]  # s, k and t of `FusedStep`
 Norm = tuple[Tensor, Tensor, Tensor]  # input of a layer norm, means, reciprocal deviations
-NO_KEY = np.uint64(0), np.uint64(0)
+NO_KEY = np.uint64(0), np.uint64(0)  # the halves of a key if there is no dropout
 NO_DRAWS = np.empty((0, 0), np.uint8)
 NOTHING = np.empty((0, 0))
 NOWHERE = np.empty(0, np.int64)
@@ -33,13 +33,13 @@ WRITE_GRADIENT = (0.0, 1.0)  # target <- 0 * target + 1 * gradient
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """Weight and bias of a linear layer and the tensors that receive their gradients; all are views of the model."""
+    """Weight and bias of a linear layer, and the tensors that receive their gradients. All are views of the model."""
 
     weight: Tensor
     transposed: Tensor  # W^T
     bias: Tensor
-    target: Tensor  # receives dL/dW: the gradient, or the weight itself (see `FusedWeights`)
-    at_bias: Array
+    target: Tensor  # the backward pass writes dL/dW here: the gradient, or the weight itself (see `FusedWeights`)
+    at_bias: Array  # the gradient at the bias
 
     @classmethod
     def of(cls, module: Any, *, in_place: bool = False) -> _Linear:
@@ -69,8 +69,8 @@ class _GCNII:
 class FusedWeights:
     """The weights of a gcnii network. The optimizer must have laid them out (`lay_out_weights`).
 
-    They are read from the modules once, because an attribute lookup in `nn.Module` takes microseconds, and a short
-    round needs hundreds of them.
+    The weights are read from the modules once, because an attribute lookup in `nn.Module` takes microseconds, and a
+    short round needs hundreds of lookups.
     """
 
     encoder: _Linear
@@ -151,10 +151,12 @@ class FusedStep(Step):
         super().__init__(inputs, dropout)
         self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        self._products: list[tuple[Tensor, Tensor, Tensor]] = []  # (target, P, G), for target = dL/dW = P^T G
+        # (target, P, G): the end of the backward pass writes dL/dW = P^T G to the target, or adds it.
+        self._products: list[tuple[Tensor, Tensor, Tensor]] = []
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
-        self._at_initial: Array | None = None  # gradient at H0 from the layers so far, at the rows of the last layer
+        # The sum of the gradients at H0 from the layers so far, at the rows of the layer that was processed last.
+        self._at_initial: Array | None = None
 
     def encode(self) -> Hidden:
         own = self.weights.encoder

@@ -127,7 +127,7 @@ def draw_neighbors(
 
 
 @compile_loop
-def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
+def list_neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Array) -> Array:
     """Return the sources of edges into the targets, without the targets themselves, in any order."""
     most = 0
     for node in targets:
@@ -150,10 +150,10 @@ def neighbors_outside(indptr: Array, indices: Array, targets: Array, labels: Arr
 
 
 @compile_loop
-def edges_between(
+def list_edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
-    """List the edges into the targets whose source is a target or in `others`; return (starts, edges, from others)."""
+    """List the edges into the targets from targets and from `others`; return (starts, edges, whether from `others`)."""
     most = 0
     for node in others:
         labels[node] = 1

@@ -1,13 +1,14 @@
 """Infer edges from index sets: nodes that are proposed together more often than by chance are neighbours.
 
-A node v that a client adds below the targets T has an edge to some u in T. For each pair the attacker compares how
-often v was drawn while u was a target with the base rate of v, by the likelihood ratio
+A node v that a client adds below the targets T has an edge to some u in T. For each pair, the attacker compares two
+rates: how often v was drawn while u was a target, and how often v was drawn at all (its base rate). It computes the
+logarithm of the likelihood ratio
 
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
-with E rounds in which u was a target and v was not, C of them in which v was drawn, and b the base rate. If
-the targets are not known, every node of the set counts as a target. The ratios of both directions and of all layers are
-added.
+where E is the number of rounds in which u was a target and v was not, C is the number of those in which v was drawn,
+and b is the base rate. If the targets are not known, every node of the set counts as a target. The logarithms for both
+directions and for all layers are added.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values
 def measure_word_share(guesses: Values, features: Values) -> float:
     """Return the share of the nonzero columns that are among the highest guesses of their row.
 
-    For a row with k words, its k highest guesses count. Random guesses therefore score the density of the matrix.
+    In a row with k words, the k highest guesses count. So the score of random guesses is the density of the matrix.
     """
     present = features != 0
     counts = present.sum(axis=1)

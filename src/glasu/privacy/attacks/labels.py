@@ -34,7 +34,7 @@ def cluster_rows(rows: Values, num_classes: int, seed: int) -> Classes:
 
 
 def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
-    """Return the accuracy under the best assignment of clusters to classes; the attacker does not know the names."""
+    """Return the accuracy under the best assignment of clusters to classes, which the attacker does not know."""
     table = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(table, (guesses, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
@@ -126,11 +126,11 @@ def choose_labelled(labels: Classes, per_class: int, seed: int) -> NDArray[np.bo
 def complete_model(rows: Values, labels: Classes, known: NDArray[np.bool_]) -> Classes:
     """Train a classifier on the few known labels; return its guesses for the other nodes.
 
-    It is then trained on its own most confident guesses as well (self-training).
+    The classifier is then trained again, also on its own most confident guesses (self-training).
 
     Args:
         rows: the attacker's data about each node, a row per node.
-        labels: only those at known nodes are read.
+        labels: the labels of all nodes; only those at known nodes are read.
         known: which labels the attacker knows.
     """
     if not rows.shape[1]:

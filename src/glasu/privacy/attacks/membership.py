@@ -11,7 +11,7 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return how often each node is in the sets of all clients in the same round, relative to its other occurrences.
+    """Return a score per node: the share of its occurrences in which the sets of all clients contain it.
 
     A batch is in the proposal of every client, and batches hold training nodes only.
 
@@ -32,16 +32,3 @@ def measure_certainty(probabilities: Values) -> Values:
     """Return the largest class probability of each row: a model is often more certain at its training nodes."""
     greatest: Values = probabilities.max(axis=1)
     return greatest
-
-
-def compute_roc_auc(scores: Values, members: NDArray[np.bool_]) -> float:
-    """Return the probability that a member has a higher score than another node; equal scores count half."""
-    order = np.argsort(scores, kind="stable")
-    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
-    ranks = np.empty(len(scores))
-    ranks[order] = np.repeat(first + (counts + 1) / 2, counts)
-    inside = int(members.sum())
-    outside = len(scores) - inside
-    if not inside or not outside:
-        return float("nan")
-    return float((ranks[members].sum() - inside * (inside + 1) / 2) / (inside * outside))
