@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,6 +38,7 @@ from glasu.network.run_folder import (
 from glasu.network.session_ledger import LedgerScope
 from glasu.network.state_file import STARTS, write_named
 from glasu.pki.key_signing import find_kit_error
+from glasu.pki.kit import Kit
 from glasu.pki.secret_file import make_secret
 from glasu.protocol.key_agreement import agrees_on_classifier
 from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Event, RoundDone, Script
@@ -287,7 +288,11 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         TrainedModel.of([client]).save(self.options.out / "model")
         prepared = PreparedColumns.of(client.data.preparation, client.party.feature_names)
         masks = MaskSummary.of(client.config, SIGNED, {client.name: client.release.sums.grids.clamped})
-        warm_start_keys = self._describe_signatures() if agrees_on_classifier(client.config) else None
+        warm_start_keys = (
+            _describe_signatures(self.options.kit, client.identity.names)
+            if agrees_on_classifier(client.config)
+            else None
+        )
         race = client.progress.race
         report = self.telemetry.build_party_report(
             client.config,
@@ -304,13 +309,6 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         finished = ResultPayload(weights_sha256="" if client.requested.privacy.adds_noise else digest)
         self.state.update(finished=finished)
         return finished
-
-    def _describe_signatures(self) -> str:
-        """Return whether the keys of the parties are signed, as the report states it."""
-        kit = self.options.kit
-        if kit.trial:
-            return SIGNED_TRIAL
-        return SIGNED_UNPINNED if find_kit_error(kit, self.client.identity.names) else SIGNED
 
     def close(self, *, finished: bool) -> None:
         """Stop the writing thread and close the ledger; after a finished run, remove the checkpoints."""
@@ -348,3 +346,10 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 def _list_stores(open_store: Callable[..., Store[PartyCheckpoint]]) -> list[Store[PartyCheckpoint]]:
     """Return all checkpoints of a party: of rounds, of a party that trains alone, and of the warm start."""
     return [open_store(), open_store(ALONE), open_store(kind=WARM)]
+
+
+def _describe_signatures(kit: Kit, names: Sequence[str]) -> str:
+    """Return whether the keys of the parties are signed, as the report states it."""
+    if kit.trial:
+        return SIGNED_TRIAL
+    return SIGNED_UNPINNED if find_kit_error(kit, names) else SIGNED
