@@ -176,7 +176,7 @@ def test_more_numbers_than_there_are_cannot_be_drawn():
         draw_distinct(0, 4, 3, np.array([0, 1]))
 
 
-def test_a_few_numbers_out_of_a_billion_cost_no_memory_to_speak_of():
+def test_drawing_few_of_a_billion_numbers_needs_little_memory():
     tracemalloc.start()
     try:
         assert len(draw_distinct(0, 10**9, 1000, np.arange(1000))) == 1000

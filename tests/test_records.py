@@ -113,7 +113,7 @@ def test_each_fault_has_a_code_and_a_path(key, value, code, path):
     assert faults({**GOOD, key: value}) == [(code, path)]
 
 
-def test_floats_need_not_be_finite_where_the_caller_says_so():
+def test_floats_may_be_infinite_if_the_caller_allows_it():
     record = read_record(Model, {**GOOD, "scores": {"best": math.nan}}, "model.json", finite=False)
     assert math.isnan(record.scores["best"])
 
@@ -154,7 +154,7 @@ def test_a_document_that_is_too_long_is_not_parsed():
         parse_json(b" " * 101, "file", max_bytes=100)
 
 
-def test_the_list_of_faults_is_bounded_but_says_so():
+def test_a_long_list_of_faults_is_cut_and_states_the_number_omitted():
     with pytest.raises(RecordError, match="and 92 more faults") as raised:
         read_record(Model, {**GOOD, "client": [0] * 100_000}, "model.json")
     assert len(raised.value.faults) == 100

@@ -37,7 +37,7 @@ def test_an_error_ends_the_measurement_and_is_passed_on(watch):
     assert watch.seconds == {"compute": 1, "sampling": 1}
 
 
-def test_time_between_measurements_is_nobodys(watch):
+def test_time_between_measurements_is_not_counted(watch):
     for _ in range(3):
         with watch.measure("compute"):
             pass

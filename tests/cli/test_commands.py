@@ -392,7 +392,7 @@ def unbroken_report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     ("sent", "code"),
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
 )
-def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tmp_path, unbroken_report, sent, code):
+def test_an_interrupted_run_resumes_when_the_command_is_repeated(run_file, tmp_path, unbroken_report, sent, code):
     out, log = tmp_path / "run", tmp_path / "log"
     log.touch()
     process = WarmProcess(["train", str(run_file), *MANY_ROUNDS, "--out", str(out)], log)
@@ -426,7 +426,7 @@ def test_an_interrupted_run_goes_on_when_the_command_is_given_again(run_file, tm
     assert "2 processes" in audited.stdout  # the entries of the first one stay
 
 
-def test_a_folder_with_an_unfinished_run_takes_no_other_run_unless_told_to_start_over(run_file, tmp_path):
+def test_a_folder_with_an_unfinished_run_accepts_another_run_only_with_fresh(run_file, tmp_path):
     from glasu.config import RunConfig
     from glasu.data.sources.catalog import load_parties
     from support.tiny import simulate
@@ -569,7 +569,7 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing():
     assert "canary" not in said
 
 
-def test_a_joint_model_predicts_for_everybody_and_takes_no_party(run_file, tmp_path):
+def test_a_joint_model_predicts_for_all_parties_and_accepts_no_party_name(run_file, tmp_path):
     assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
     assert_refused(
         glasu("predict", tmp_path / "run", "--party", "a", "--out", tmp_path / "p.csv"),

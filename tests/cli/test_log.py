@@ -74,7 +74,7 @@ def test_a_quiet_role_shows_no_progress_but_what_happens(log_format, capsys):
     assert "b: the connection ended." in capsys.readouterr().err
 
 
-def test_a_long_evaluation_is_told_of_now_and_then(capsys):
+def test_a_long_evaluation_is_reported_from_time_to_time(capsys):
     now = [0.0]
     writer = log(clock=lambda: now[0])
     writer.observe(Evaluating(2, 0.25, "a"))

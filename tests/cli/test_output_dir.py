@@ -89,7 +89,7 @@ def test_a_folder_of_another_role_or_kind_is_refused_and_left_as_it_is(world, co
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["", "quiet"])
-def test_a_finished_run_is_not_trained_again_and_the_command_says_so(quiet, world):
+def test_a_finished_run_is_not_trained_again_and_the_command_reports_it(quiet, world):
     before = files(world / "trained")
     again = glasu("train", world / "run.toml", "--out", world / "trained", *quiet)
     assert again.returncode == 0
@@ -129,7 +129,7 @@ def finished_run(world, tmp_path):
         ("train.sampler=shared", "train.sampler = 'full' there, 'shared' here"),  # it was "auto"
     ],
 )
-def test_a_finished_run_with_other_settings_is_not_replaced_unless_told_so(setting, difference, world, finished_run):
+def test_a_finished_run_with_other_settings_is_replaced_only_with_fresh(setting, difference, world, finished_run):
     before = files(finished_run)
     command = ["train", world / "run.toml", "--set", setting, "--out", finished_run, "--quiet"]
     assert_refused(

@@ -160,7 +160,7 @@ def test_a_users_own_nodes_are_never_overwritten(tmp_path):
     assert (tmp_path / "a" / "nodes.csv").read_text() == NODES
 
 
-def test_class_names_that_cannot_be_told_apart_are_not_written(tmp_path):
+def test_class_names_that_are_equal_as_text_are_not_written(tmp_path):
     with pytest.raises(DataError, match="distinct and not empty"):
         write_party(party(classes=("x", "x", "y")), tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -290,7 +290,7 @@ def test_a_column_without_any_value_is_filled_with_zeros(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said_with_file_column_and_row(tmp_path, files, said):
+def test_an_error_in_a_folder_names_file_column_and_row(tmp_path, files, said):
     with pytest.raises(DataError, match=said):
         read_party(folder_with(tmp_path / "a", **files))
 
@@ -341,7 +341,7 @@ def test_what_is_missing_may_be_filled_by_settings_or_by_an_option(tmp_path):
         read_party(folder_with(tmp_path / "a", NODES.replace(",-2,", ",,")))
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+def test_a_file_without_read_permission_is_reported(tmp_path, monkeypatch):
     folder = folder_with(tmp_path / "a")
     monkeypatch.setattr(Path, "open", lambda path, *mode, **more: os.open(tmp_path / "none" / "x", os.O_RDONLY))
     with pytest.raises(DataError, match=r"nodes\.csv: cannot be opened \(No such .*\); give this user read permission"):

@@ -107,7 +107,7 @@ def divide_at_once(graph, num_clients, edge_fraction, seed):
     piece=st.sampled_from([1, 17, 10**6]),
     num_clients=st.sampled_from([1, 3, 10]),
 )
-def test_edges_divided_in_pieces_are_those_divided_at_once(
+def test_dividing_edges_in_pieces_gives_the_same_edges(
     seed, num_nodes, num_edges, symmetric, weighted, piece, num_clients
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
@@ -141,7 +141,7 @@ def assign_at_once(graph, num_clients, concentration, seed):
     piece=st.sampled_from([1, 17, 10**6]),
     num_clients=st.sampled_from([1, 3, 300]),
 )
-def test_edges_assigned_in_pieces_are_those_assigned_at_once(
+def test_assigning_edges_in_pieces_gives_the_same_edges(
     seed, num_nodes, num_edges, symmetric, weighted, piece, num_clients
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)

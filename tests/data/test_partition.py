@@ -214,7 +214,7 @@ def test_pooling_all_parties_gives_the_undivided_graph_back():
     assert pooled.splits.digest() == parties[0].splits.digest()
 
 
-def test_pooling_takes_labels_from_whoever_has_them_and_weighs_plain_edges_one():
+def test_pooling_uses_the_labels_of_any_party_and_gives_plain_edges_weight_one():
     plain = PartyData("a", np.arange(3), np.ones((3, 1)), Graph.from_edges(np.array([0, 1]), np.array([1, 2]), 3))
     weighted = PartyData(
         "b",

@@ -273,7 +273,7 @@ def test_all_tables_come_out_of_one_folder_with_the_papers_figures(tmp_path):
     assert lines[0] == "dataset,method,setting,seed,round,val_accuracy,bytes,exchanges,seconds"
 
 
-def test_a_goal_that_no_seed_reaches_is_said(tmp_path):
+def test_a_goal_that_no_seed_reaches_is_reported(tmp_path):
     done, _ = run_all(tmp_path, "stale", plan=Plan(settings=small, stop_at={"synthetic": 1.0}))
     assert {cost for row in done.tables[0].rows for cost in row[3:6]} == {"-"}
     assert sorted({row["rounds"] for row in rows(tmp_path)}) == ["1", "2", "4", "8"]  # sixteen steps per setting
@@ -496,7 +496,7 @@ def test_alone_is_the_best_party_on_validation_and_with_labels_at_one_party_the_
         assert shown[partition, "a"] == f"{100 * max(owner, key=lambda scores: scores[0])[1]:.1f}"
 
 
-def test_what_a_partition_makes_impossible_is_said_in_the_table(partitions):
+def test_the_table_names_methods_that_a_partition_makes_impossible(partitions):
     (table,) = partitions.done.tables
     cells = {(row[1], row[2]): dict(zip(table.headings, row, strict=True)) for row in table.rows}
     assert {cell["ensemble"] for (_, labels), cell in cells.items() if labels == "a"} == {"impossible"}

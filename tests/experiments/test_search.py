@@ -272,7 +272,7 @@ def test_a_schedule_counts_only_where_all_its_rounds_fit(run_file):
     assert "schedule" in outcome.note
 
 
-def test_a_hopeless_choice_is_given_up_and_the_search_goes_on_past_divergence(run_file, tmp_path):
+def test_a_bad_trial_is_pruned_and_the_search_continues_after_divergence(run_file, tmp_path):
     space = tmp_path / "hopeless.toml"
     good = [0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026]
     space.write_text(f"[train]\nlearning_rate = {[*good, 1e-9, 2e-9, 3e-9, 4e-9, 1e30]}\nevaluate_every = [1]")
@@ -372,7 +372,7 @@ def test_a_folder_belongs_to_one_search(run_file, tmp_path):
     assert_refused(command(*words), "space model.hidden=[4, 8], not [4, 8, 16]")
 
 
-def test_two_searches_at_once_in_one_folder_are_refused(run_file, tmp_path):
+def test_two_simultaneous_searches_in_one_folder_are_refused(run_file, tmp_path):
     def again(line: str) -> None:
         with pytest.raises(ConfigError, match="another command is using this folder"):
             search(run_file, tmp_path / "out", space=tmp_path / "grid.toml", trials=1)

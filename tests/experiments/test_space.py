@@ -116,7 +116,7 @@ def test_a_space_that_cannot_be_is_refused_in_one_line(tmp_path, text, words):
     assert "\n" not in str(caught.value).replace("\\n", "")
 
 
-def test_a_space_that_fits_only_some_runs_says_so():
+def test_a_space_that_is_valid_for_only_some_runs_is_refused():
     with pytest.raises(
         ConfigError, match=r"space bytes: model.aggregation_layers=\[3\]: must be increasing, lie in 0\.\.1"
     ):

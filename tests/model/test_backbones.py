@@ -32,7 +32,7 @@ def model_of(name: str) -> ClientModel:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_model_has_an_encoder_exactly_if_its_backbone_says_so(name):
+def test_a_model_has_an_encoder_exactly_if_its_backbone_requires_one(name):
     model = model_of(name)
     assert type(model.backbone) is BACKBONES[name]
     assert (model.encoder is not None) == BACKBONES[name].has_encoder

@@ -212,7 +212,7 @@ def test_a_party_without_edges_has_self_loops_only(draw_edges, normalization):
 
 
 @pytest.mark.parametrize("draw_edges", [draw_all, *DRAWS.values()], ids=["all", *DRAWS])
-def test_a_hub_that_hears_everyone_and_an_isolated_node_share_a_block(draw_edges):
+def test_a_node_with_all_neighbours_and_an_isolated_node_share_a_block(draw_edges):
     graph = Graph.from_edges(np.arange(1, 10), np.zeros(9, int), 11)  # node 10 is isolated
     targets = np.array([0, 10])
     extra = () if draw_edges is draw_all else (3, 0, make_labels(11))

@@ -61,7 +61,7 @@ def test_steps_are_those_of_torch(settings, kind, keys, dtype):
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
-def test_an_optimizer_goes_on_from_its_state(settings):
+def test_an_optimizer_continues_from_its_state(settings):
     config, layer = RunConfig(train=TrainConfig(**settings)), torch.nn.Linear(3, 2)
     optimizer = make_optimizer(config, layer)
 

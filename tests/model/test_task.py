@@ -83,7 +83,7 @@ def test_nodes_with_an_unknown_label_do_not_count(task, draw):
     assert evaluate(probabilities, unknown, task) != evaluate(probabilities, labels, task)
 
 
-def test_a_class_that_nobody_has_and_nobody_predicts_is_left_out_of_the_macro_f1():
+def test_macro_f1_omits_a_class_without_labels_and_predictions():
     probabilities, labels = random_multiclass(0, classes=4)
     probabilities[:, 2], labels[labels == 2] = 0, 3
     said = probabilities.argmax(axis=1)
@@ -92,7 +92,7 @@ def test_a_class_that_nobody_has_and_nobody_predicts_is_left_out_of_the_macro_f1
     assert evaluate(probabilities, labels, "multiclass")["macro_f1"] != pytest.approx(expected * 3 / 4)
 
 
-def test_a_label_that_nobody_has_and_nobody_predicts_is_left_out_of_the_macro_f1():
+def test_macro_f1_omits_a_label_that_is_never_set_or_predicted():
     probabilities, labels = random_multilabel(0)
     probabilities[:, 1], labels[:, 1] = 0, 0
     said = (probabilities > 0.5).astype(np.int64)

@@ -17,9 +17,10 @@ from glasu.network.handshake import Code, HelloPayload, Process, RefusalError, S
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.purposes import PREDICTION, TRAINING, Purpose
 from glasu.network.recorded_heads import RecordedHeads
-from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.run_folder import open_serving
 from glasu.records import to_plain
 from support.controls import pack_control
+from support.joining import open_joining
 from support.tiny import tiny
 
 FACTS = collect_server_facts(TRAINING, parties=2)
@@ -91,7 +92,7 @@ def test_a_purpose_says_what_a_late_process_and_an_incomplete_run_are_told(purpo
     with pytest.raises(RefusalError, match=re.escape(purpose.finished_answer)) as refused:
         admission.admit("a", late, closing=True)
     assert refused.value.code == Code.RUN_FINISHED
-    own = "The model was trained by the parties a, b; got a." if purpose is PREDICTION else f"{purpose.name} needs all"
+    own = "The model was trained by the parties a, b; got a." if purpose is PREDICTION else purpose.absence_error
     assert own in admission.find_absence_error(["a"])
 
 
@@ -107,7 +108,7 @@ def test_only_the_policy_collect_states_the_time_of_the_server(admission):
     assert Admission(make_served_run(), Collect()).admit("a", hello(), closing=False)["now"] > 0
 
 
-def test_a_party_without_an_intact_checkpoint_is_told_that_it_has_none(admission):
+def test_the_error_of_a_party_without_an_intact_checkpoint_says_that_it_has_none(admission):
     error = refusal_of(admission, hello(rounds={}))
     assert error.code == Code.NO_COMMON_CHECKPOINT
     assert str(error).startswith("its intact checkpoints are of rounds: none; the server's: 0; none in common.")

@@ -196,7 +196,7 @@ def test_a_party_that_sends_garbage_is_named(cluster, folders):
     assert all(role.error() is not None for role in (bad, *roles))
 
 
-def test_an_alignment_goes_on_after_a_party_was_started_again(cluster, folders):
+def test_an_alignment_continues_after_a_party_was_restarted(cluster, folders):
     class Dying(PartyPerformer):
         def __call__(self, request):
             if isinstance(request, Send) and request.message.key.round == 2:

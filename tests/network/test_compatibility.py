@@ -126,7 +126,7 @@ def test_extensions_of_other_source_are_refused_and_listed():
         refuse_differences("b", other, {"a": one})
 
 
-def test_the_dry_run_collects_all_differences_at_once():
+def test_the_dry_run_collects_all_differences():
     parties = {"a": facts(), "b": facts(numpy="2.1", id_order=DIGESTS[1]), "c": facts(splits=DIGESTS[1])}
     server = facts(**dict.fromkeys(PARTY))
     found = {finding.check: finding for finding in collect_findings(DRY_RUN, server, parties)}
@@ -365,7 +365,7 @@ MALFORMED = {
 }
 
 
-def test_a_malformed_hello_is_refused_and_stops_nobody(kits, tmp_path):
+def test_a_malformed_hello_is_refused_and_does_not_stop_other_parties(kits, tmp_path):
     config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
@@ -465,7 +465,7 @@ def test_the_settings_that_are_expected_are_accepted(kits, tmp_path):
         cluster.join("a", expect=config.replace(train={"learning_rate": 0.25})).outcome()
 
 
-def test_a_party_that_came_for_another_run_is_refused_and_takes_no_place(kits, tmp_path):
+def test_a_party_that_names_another_run_is_refused_and_is_not_admitted(kits, tmp_path):
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()

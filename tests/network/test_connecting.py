@@ -98,7 +98,7 @@ def test_a_server_is_asked_less_and_less_often_unless_a_flood_may_hold_its_place
     assert server.pauses == pauses
 
 
-def test_a_stream_that_served_is_opened_again_at_once():
+def test_a_stream_that_worked_is_reopened_immediately():
     notice = pack_unnumbered("Notice", line="waiting for b")
     visits = [
         (welcome(), CLOSED),
@@ -121,7 +121,7 @@ def test_a_party_tries_at_least_once_and_gives_up_after_its_wait():
     assert len(server.streams) == 1
 
 
-def test_a_party_is_not_told_to_start_a_server_whose_name_cannot_be_resolved():
+def test_the_remedy_for_an_unknown_host_name_is_not_to_start_the_server():
     for code, advice in (("UNKNOWN_NAME", "Give the correct name"), ("NOTHING_LISTENS", "Start the server")):
         server = Server((Disconnection(ConnectionCode[code]),))
         with pytest.raises(AbsenceError, match=f"saved work is kept. {advice}"):
@@ -141,7 +141,7 @@ def test_a_final_end_says_which_side_rejects_the_other(code, words):
 
 
 @pytest.mark.parametrize("code", [code for code in ConnectionCode if code.is_final])
-def test_what_trying_again_cannot_mend_ends_the_session_at_once(code):
+def test_a_permanent_connection_error_ends_the_session_immediately(code):
     server = Server((Disconnection(code, "x"),))
     with pytest.raises(TransportError, match="does not accept"):
         server.session().open()
@@ -157,7 +157,7 @@ def test_a_refusal_ends_the_session_without_another_try():
     assert (len(server.streams), server.pauses) == (1, [])
 
 
-def test_waiting_is_told_at_once_and_then_now_and_then():
+def test_waiting_is_logged_immediately_and_then_from_time_to_time():
     now = [0.0]
 
     def pause(seconds):

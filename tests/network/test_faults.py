@@ -138,7 +138,7 @@ def test_streams_that_break_again_and_again_cost_no_round_and_no_message(kits, t
     assert json.loads((tmp_path / "server" / "serving.json").read_text())["attempt"] == 1
 
 
-def test_a_process_that_restarts_while_an_attempt_is_planned_stops_nobody(kits, tmp_path):
+def test_a_process_that_restarts_while_an_attempt_is_planned_does_not_stop_others(kits, tmp_path):
     config, parties = tiny()
     cluster, again = Cluster(config, parties, kits, tmp_path), []
 
@@ -306,7 +306,7 @@ def test_an_absent_party_is_named(kits, tmp_path):
         assert "waited 3 s for b, c to join" in str(error)
 
 
-def test_without_a_server_a_party_says_so(kits, tmp_path):
+def test_a_party_reports_a_missing_server(kits, tmp_path):
     config, parties = tiny()
     error = Cluster(config, parties, kits, tmp_path, port=1).join("a", wait=1.5).error()
     assert isinstance(error, AbsenceError)

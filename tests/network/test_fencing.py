@@ -10,7 +10,8 @@ import pytest
 
 from glasu.network.fencing import MAX_STARTS, Fence, count_start, describe_process, note_welcome
 from glasu.network.handshake import Code, RefusalError
-from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.run_folder import open_serving
+from support.joining import open_joining
 from support.roles import Role
 
 

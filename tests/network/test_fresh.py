@@ -56,7 +56,7 @@ def test_a_server_that_starts_over_without_all_parties_removes_nothing(stopped_c
     assert_same_end(report, simulate_with_secrets(stopped_cluster.parties, stopped_cluster.config).report)
 
 
-def test_parties_that_start_over_stay_when_their_server_starts_over_once_more(stopped_cluster):
+def test_parties_that_start_over_stay_if_their_server_starts_over_again(stopped_cluster):
     class Dying(TrainingServer):
         def plan(self, present):
             raise Killed
@@ -106,7 +106,7 @@ def test_a_party_whose_data_does_not_fit_removes_nothing_when_all_start_over(sto
         assert any("starting over: removed" in line for line in stopped_cluster.lines[name]), name
 
 
-def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
+def test_a_model_predicts_after_a_restart_with_fresh_that_no_party_joined(kits, tmp_path):
     config, parties = tiny(num_rounds=2)
     cluster = Cluster(config, parties, kits, tmp_path)
     cluster.run()
@@ -118,7 +118,7 @@ def test_a_model_predicts_after_a_start_over_that_found_nobody(kits, tmp_path):
     assert len(found["b"].nodes) == 2
 
 
-def test_a_start_that_failed_holds_nobody_to_its_settings(kits, tmp_path, occupied_port):
+def test_a_failed_start_does_not_fix_the_settings_of_any_party(kits, tmp_path, occupied_port):
     config, parties = tiny(num_rounds=1)
     cluster = Cluster(config, parties, kits, tmp_path, port=occupied_port)
     assert "cannot be used" in str(cluster.serve(config=config.replace(train={"seed": 5})).error())

@@ -64,7 +64,7 @@ def run(request, tmp_path_factory):
     return watched_run(Cluster(config, parties, kits, tmp_path_factory.mktemp("run")))
 
 
-def test_before_a_run_begins_only_the_version_is_told(run):
+def test_before_a_run_begins_only_the_version_is_exported(run):
     _, texts, _ = run
     assert "glasu_info{version=" in texts[0]
     assert "glasu_rounds_done" not in texts[0]

@@ -116,7 +116,7 @@ def test_with_labels_at_one_party_only_it_receives_scores_and_only_it_and_the_se
     cluster.until("c", "predicted without a; validation scores of the parties present: unknown.")
 
 
-def test_without_the_label_owner_there_is_no_prediction_and_every_role_says_so(train, tmp_path):
+def test_without_the_label_owner_there_is_no_prediction_and_every_role_reports_it(train, tmp_path):
     cluster, _ = train(labels="b")
     server = cluster.serve_prediction(Serving, wait=WAIT)
     roles = [cluster.predict_with(name, ASKED) for name in "ac"]
@@ -179,7 +179,7 @@ def test_a_party_that_returns_before_the_end_takes_part_in_the_next_attempt(trai
     cluster.until("server", "attempt 2: all parties are connected")
 
 
-def test_a_party_that_comes_after_the_end_hears_that_the_prediction_is_complete(train):
+def test_a_party_that_connects_after_the_end_learns_that_the_prediction_is_complete(train):
     cluster, _ = train()
 
     class Lingering(PredictionServer):

@@ -109,7 +109,7 @@ HELLOS = {
 
 
 @pytest.mark.parametrize("name", HELLOS)
-def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
+def test_an_invalid_hello_is_refused_with_a_reason_and_does_not_stop_others(name):
     harness = ServerHarness()
     party = harness.connect("a", HELLOS[name])
     assert party.last_word().kind == "Refused"
@@ -120,7 +120,7 @@ def test_a_hello_that_cannot_be_is_refused_in_words_and_stops_nobody(name):
     wait_for(lambda: harness.session.list_connected()["a"])
 
 
-def test_a_refused_process_hears_the_reason_and_the_table_and_others_the_reason():
+def test_a_refused_process_receives_reason_and_table_and_others_receive_the_reason():
     def refuse(party, payload):
         return RefusalError("other_settings", "it differs: x", ["server  a", "1       2"]) if "bad" in payload else None
 
@@ -186,7 +186,7 @@ def test_a_new_process_voids_the_attempt():
     assert isinstance(role.error(), RestartAttempt)
 
 
-def test_the_same_process_goes_on_where_it_was_over_another_stream():
+def test_the_same_process_continues_over_another_stream():
     harness = ServerHarness()
     a, b = harness.run()
     server = next(control for control in a.controls() if control.kind == "Welcome").fields["server"]
@@ -235,7 +235,7 @@ CONTROLS = {
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_a_control_message_that_nobody_sends_aborts_the_run(name):
+def test_an_unknown_control_message_aborts_the_run(name):
     harness = ServerHarness()
     a, _ = harness.run()
     kind, fields, words = CONTROLS[name]
@@ -271,7 +271,7 @@ class Comparing(ToyServerHandshake):
         )
 
 
-def test_a_request_that_a_statement_causes_is_sent_at_once():
+def test_a_request_that_a_statement_causes_is_sent_immediately():
     harness = ServerHarness("ab", handshake=Comparing())
     a, b = harness.connect("a"), harness.connect("b")
     gathering = Role("gathering", harness.session.gather)
@@ -348,7 +348,7 @@ def test_a_failure_before_the_results_are_collected_is_reported_as_it_is():
 
 
 @pytest.mark.parametrize("stated", [False, True], ids=["connected", "prepared"])
-def test_a_process_that_restarts_after_the_results_are_collected_hears_the_goodbye(stated):
+def test_a_process_that_restarts_after_the_results_are_collected_receives_the_goodbye(stated):
     harness = ServerHarness()
     a, b = harness.run()
     finish([a, b])
@@ -590,7 +590,7 @@ NOISE = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(frames=st.lists(NOISE, min_size=1, max_size=6), greeted=st.booleans())
-def test_no_frames_of_one_party_change_another_or_hang_or_go_unheard(frames, greeted):
+def test_frames_of_one_party_never_change_another_party_or_hang_or_get_lost(frames, greeted):
     harness = ServerHarness(on_invalid_message="wait")
     other = harness.connect("b")
     wait_for(lambda: harness.session.list_connected()["b"])
@@ -714,7 +714,7 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
         wait_for(lambda: harness.session.list_connected()["a"])
 
 
-def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
+def test_a_server_without_a_free_descriptor_drops_the_stream_and_continues():
     harness = ServerHarness(handshake=Broken())
     harness.handshake.error = OSError(24, "Too many open files")
     party = harness.connect("a")
@@ -723,7 +723,7 @@ def test_a_server_without_a_free_descriptor_drops_the_stream_and_goes_on():
     assert harness.session.roster.failure is None
 
 
-def test_a_bug_that_a_stream_wakes_is_told_by_its_type_only():
+def test_an_unexpected_error_in_a_stream_is_reported_by_its_type_only():
     harness = ServerHarness(handshake=Broken())
     harness.handshake.error = ZeroDivisionError("salary of node 7: 12345")
     assert harness.connect("a").last_word().fields["reason"] == "ZeroDivisionError in the program"
@@ -802,7 +802,7 @@ def test_a_party_that_is_connected_may_compute_for_hours_and_is_named():
         role.join(20)
 
 
-def test_a_party_that_comes_when_the_run_has_ended_hears_why_and_holds_nobody_up():
+def test_a_party_that_connects_after_the_end_learns_the_reason_and_delays_no_other():
     harness = ServerHarness()
     first = harness.connect("a")
     wait_for(lambda: harness.session.list_connected()["a"])
@@ -862,7 +862,7 @@ def pause_function(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["json.loads", "hashlib.sha256"])
-def test_nobody_waits_while_a_frame_of_one_party_is_parsed_or_hashed(name, pause_function):
+def test_no_party_waits_while_a_frame_of_another_is_parsed_or_hashed(name, pause_function):
     harness = ServerHarness()
     a, b = harness.run()
     begun, go_on = pause_function(name)

@@ -91,7 +91,7 @@ def test_class_probabilities_travel_only_to_parties_that_requested_them(train_on
     assert seen == {"a": (0, 3), "b": (3, 3), "c": (0, 3)}
 
 
-def test_a_server_that_dies_before_its_goodbye_costs_nobody_the_predictions(train_once):
+def test_parties_keep_their_predictions_if_the_server_dies_before_its_goodbye(train_once):
     cluster, model = train_once()
 
     class Dying(PredictionServer):
@@ -135,7 +135,7 @@ def test_rows_travel_in_chunks_and_come_out_the_same(train_once):
     assert np.array_equal(found["b"].scores, expected[nodes == 1])
 
 
-def test_with_labels_at_one_party_it_alone_receives_whoever_asks(train_once):
+def test_the_label_owner_alone_receives_predictions_whichever_party_requests_them(train_once):
     cluster, model = train_once(labels="b")
     _, found = cluster.predict(a=ASKED, b=np.array([0]))
     nodes = np.union1d(ASKED, [0])
@@ -163,7 +163,7 @@ def test_the_report_counts_what_left_and_the_ledger_enters_it(train_once, tmp_pa
     assert (parts["b"]["requested"], parts["b"]["received"], parts["a"]["received"]) == (4, 4, 0)
 
 
-def test_every_role_says_at_once_that_it_must_stay_online_and_a_missing_one_is_named(train_once):
+def test_every_role_logs_immediately_that_it_must_stay_online_and_names_missing_parties(train_once):
     cluster, _ = train_once()
     server, b = cluster.serve_prediction(wait=3.0), cluster.predict_with("b", ASKED)
     cluster.until("server", "this server and all of a, b, c must stay online")
@@ -174,7 +174,7 @@ def test_every_role_says_at_once_that_it_must_stay_online_and_a_missing_one_is_n
     assert "for a, c to join" in str(b.error())
 
 
-def test_a_prediction_in_which_nobody_asks_is_refused_everywhere(train_once):
+def test_a_prediction_without_a_requesting_party_is_refused_everywhere(train_once):
     cluster, _ = train_once()
     server = cluster.serve_prediction()
     roles = [cluster.predict_with(name) for name in "abc"]
@@ -184,7 +184,7 @@ def test_a_prediction_in_which_nobody_asks_is_refused_everywhere(train_once):
         assert "no party requested a node" in str(error)
 
 
-def test_a_party_that_dies_in_the_middle_is_awaited_and_all_predict_once_more(train_once):
+def test_the_others_wait_for_a_party_that_dies_and_then_all_predict_again(train_once):
     cluster, model = train_once()
     runs, armed = set(), [True]
 
@@ -228,7 +228,7 @@ def test_parties_that_wait_stay_when_the_server_of_a_prediction_is_restarted(tra
     assert len(found["b"].nodes) == len(ASKED)
 
 
-def test_predictions_can_be_made_again_and_again(train_once):
+def test_predictions_can_be_repeated(train_once):
     cluster, _ = train_once()
     _, first = cluster.predict(b=ASKED)
     _, second = cluster.predict(b=ASKED)
@@ -250,7 +250,7 @@ def test_a_party_refuses_to_predict_with_a_model_above_its_limit_of_memory(train
     assert "this party allows 1000 bytes. Raise the limit with --max-memory" in str(error)
 
 
-def test_a_party_of_a_training_is_told_that_this_server_predicts(train_once):
+def test_a_training_party_learns_that_the_server_serves_a_prediction(train_once):
     cluster, _ = train_once()
     server = cluster.serve_prediction()
     error = cluster.join("a", out="fresh").error()

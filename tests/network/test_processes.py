@@ -248,7 +248,7 @@ def test_after_the_training_the_same_commands_predict_for_who_asks(finished_proc
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.slow
-def test_signals_end_a_role_within_ten_seconds_and_the_same_command_goes_on(processes, sent, code):
+def test_signals_end_a_role_within_ten_seconds_and_the_same_command_resumes(processes, sent, code):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
@@ -321,7 +321,7 @@ def test_of_two_processes_with_one_kit_one_takes_part_whatever_is_started_again(
 
 
 @pytest.mark.slow
-def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
+def test_a_stopped_party_is_named_and_the_run_continues_with_it(processes):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in "abc":
@@ -338,7 +338,7 @@ def test_a_stopped_party_is_named_and_the_run_goes_on_with_it(processes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parties", ["ab", "abc"], ids=["waiting for another party", "training"])
-def test_every_party_says_within_15_s_that_the_server_is_frozen_and_the_run_goes_on_with_it(parties, processes):
+def test_every_party_reports_a_frozen_server_within_15_s_and_the_run_continues(parties, processes):
     roles = processes(SMALL_RUN.format(rounds=60))
     roles.listen()
     for name in parties:

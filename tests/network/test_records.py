@@ -26,10 +26,11 @@ from glasu.network.handshake import (
     read_payload,
 )
 from glasu.network.purposes import TRAINING
-from glasu.network.run_folder import open_joining, open_serving
+from glasu.network.run_folder import open_serving
 from glasu.network.state_file import STARTS, JoiningRecord
 from glasu.records import to_plain
 from glasu.registry import Extension
+from support.joining import open_joining
 
 EXTENSION = Extension("mine", "1.0", "ab" * 32)
 FACTS = replace(collect_server_facts(TRAINING, parties=3), extensions=(EXTENSION,))

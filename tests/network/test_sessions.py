@@ -67,7 +67,7 @@ def crash_at(moment):
 
 
 @pytest.mark.parametrize("moment", range(1, 13))
-def test_a_party_that_crashes_at_any_point_goes_on_from_the_last_common_checkpoint(moment, small):
+def test_a_party_that_crashes_at_any_point_resumes_from_the_last_common_checkpoint(moment, small):
     server = small.serve()
     others = [small.join("a"), small.join("c")]
     crashed = small.join("b", after=crash_at(moment))
@@ -101,7 +101,7 @@ def until_it_ends(start, *moments):
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=SLOW) for seed in range(2, 12))])
-def test_faults_of_all_kinds_at_once_change_no_bit(seed, federation):
+def test_simultaneous_faults_of_all_kinds_change_no_bit(seed, federation):
     random = np.random.default_rng(seed)
     crashes = {name: random.integers(1, 25, size=2).tolist() for name in ("server", "a", "b")}
     server = until_it_ends(federation.serve, *crashes["server"])

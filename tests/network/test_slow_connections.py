@@ -75,7 +75,7 @@ def running_sessions(kits):
         party.close()
 
 
-def test_a_party_on_a_slow_connection_soon_hears_why_the_run_ends(running_sessions):
+def test_a_party_with_a_slow_connection_soon_receives_the_reason_why_the_run_ends(running_sessions):
     harness, party = running_sessions
     harness.session.broadcast(Joint(key(0, 0), LONG))
     time.sleep(1.0)  # pieces of it are on their way
@@ -88,7 +88,7 @@ def test_a_party_on_a_slow_connection_soon_hears_why_the_run_ends(running_sessio
     ending.outcome(20)
 
 
-def test_a_server_soon_hears_why_a_party_on_a_slow_connection_fails(running_sessions):
+def test_a_server_soon_receives_the_reason_why_a_party_with_a_slow_connection_fails(running_sessions):
     harness, party = running_sessions
     waiting = Role("waiting", lambda: harness.session.receive(Receive((Partial,), key(0, 0))))
     party.send([Partial(key(0, 0, 0, 1), LONG)])

@@ -175,7 +175,7 @@ def test_no_run_begins_among_checkpoints_of_which_nothing_says_whose_they_are(na
     assert any("continuing after round 3." in line for line in stopped_cluster.lines["server"])
 
 
-def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopped_cluster):
+def test_partial_files_of_a_killed_party_are_removed_when_it_resumes(stopped_cluster):
     left = [stopped_cluster.folder / name / "checkpoints" / ".round-00000004.checkpoint.abc" for name in ROLES]
     for path in left:
         path.write_bytes(b"half")
@@ -194,7 +194,7 @@ def test_what_a_killed_party_had_begun_to_write_is_removed_when_it_goes_on(stopp
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["no space", "a disk that fails"])
 @pytest.mark.parametrize("name", ["b", "server"])
-def test_a_disk_that_is_full_stops_the_run_in_so_many_words_and_costs_nothing(name, code, kits, tmp_path, monkeypatch):
+def test_a_full_disk_stops_the_run_with_a_clear_error_and_loses_nothing(name, code, kits, tmp_path, monkeypatch):
     config, parties = tiny(num_rounds=4)
     cluster = Cluster(config, parties, kits, tmp_path)
     folder, fired = tmp_path / name / "checkpoints", []

@@ -47,7 +47,7 @@ def test_a_party_whose_numbers_have_another_scale_is_refused_before_the_first_ro
     cluster.end(server, a, b)
 
 
-def test_a_party_with_classes_in_a_regression_is_told_what_to_change(kits, tmp_path):
+def test_the_error_of_a_party_with_classes_in_a_regression_names_the_remedy(kits, tmp_path):
     config, parties = tiny(task="regression", labels="b")
     _, classes = tiny(labels="b")
     cluster = Cluster(config, [parties[0], classes[1], parties[2]], kits, tmp_path)

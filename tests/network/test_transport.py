@@ -224,7 +224,7 @@ def test_a_certificate_outside_the_roster_is_refused_and_does_not_learn_the_rost
     wait_for(lambda: harness.session.roster.changed.streams == [])  # a refused connection leaves nothing behind
 
 
-def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(kits, tmp_path):
+def test_a_revoked_party_is_refused_immediately_and_an_unreadable_list_is_temporary(kits, tmp_path):
     copied = tmp_path / "kits"
     shutil.copytree(kits, copied)
     harness = ServerHarness("abc")
@@ -244,7 +244,7 @@ def test_a_revoked_party_is_refused_at_once_and_an_unreadable_list_is_temporary(
     assert any(str(path) in line for line in harness.log)
 
 
-def test_streams_that_say_nothing_shut_nobody_out_and_are_closed(harness, kits):
+def test_silent_streams_are_closed_and_do_not_block_other_parties(harness, kits):
     ended: SimpleQueue = SimpleQueue()
     own = open_kit(kits / "a")
     silent = [
@@ -285,7 +285,7 @@ def tls(kits, flaw):
 
 
 @pytest.mark.parametrize("flaw", ["no certificate", "TLS 1.2"])
-def test_without_a_certificate_or_with_an_older_tls_nobody_is_served(flaw, harness, kits):
+def test_clients_without_a_certificate_or_with_older_tls_are_refused(flaw, harness, kits):
     assert first_bytes(tls(kits, flaw), harness.port) == b""
     assert first_bytes(tls(kits, "none"), harness.port) != b""
 
@@ -346,7 +346,7 @@ except TransportError as error:
 
 
 @pytest.mark.parametrize("name", ["server", "a"])
-def test_nobody_serves_or_joins_where_grpc_was_loaded_too_early_for_tls_1_3(name, kits):
+def test_serve_and_join_refuse_to_run_if_grpc_was_loaded_too_early_for_tls_1_3(name, kits):
     bare = {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
     words = [sys.executable, "-c", GRPC_FIRST, str(kits / name)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=bare, check=True)

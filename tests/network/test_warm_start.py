@@ -72,7 +72,7 @@ def test_all_parties_have_one_first_classifier_that_does_not_follow_from_the_see
 
 
 @pytest.mark.parametrize(("when", "saved"), [(3, 2), (6, 6)])
-def test_a_party_killed_in_its_warm_start_goes_on_from_its_own_checkpoint(when, saved, kits, tmp_path):
+def test_a_party_killed_in_its_warm_start_resumes_from_its_own_checkpoint(when, saved, kits, tmp_path):
     config, parties = tiny(warm_start=6, **RUNS[0])
 
     class Dying(TrainingParty):

@@ -56,7 +56,7 @@ def test_two_names_never_share_a_uri_and_every_uri_is_ascii(first, second):
 
 @quick
 @given(st.one_of(st.text(), st.text(string.printable).map("glasu:party:".__add__)))
-def test_a_uri_names_somebody_in_one_spelling_only(uri):
+def test_only_one_spelling_of_a_uri_names_a_party(uri):
     name = read_name(uri)
     assert name is None or make_identity_uri(name) == uri
 
@@ -64,7 +64,7 @@ def test_a_uri_names_somebody_in_one_spelling_only(uri):
 @pytest.mark.parametrize(
     "uri", ["", "glasu:", "glasu:party", "glasu:party:a b", "glasu:party:%61", "GLASU:party:a", "glasu:party:%ff", "a"]
 )
-def test_other_spellings_name_nobody(uri):
+def test_other_spellings_name_no_party(uri):
     assert read_name(uri) is None
 
 

@@ -107,7 +107,7 @@ def test_a_kit_cannot_outlive_its_ca(tmp_path, days):
     assert contents(tmp_path) == {}
 
 
-def test_near_the_end_of_the_ca_the_days_left_are_told_and_then_a_new_ca_is_asked_for(tmp_path):
+def test_shortly_before_the_ca_expires_the_days_left_are_named_and_then_a_new_ca_is_required(tmp_path):
     provision(tmp_path, ["a"], ["localhost"], now=NOW)
     with pytest.raises(ConfigError, match=r"--days 365: must lie in 1\.\.50"):
         renew(tmp_path, ["a"], now=NOW + 3600 * DAY)
@@ -358,7 +358,7 @@ def test_a_ca_key_that_others_may_read_signs_nothing(out):
         renew(out, ["a"])
 
 
-def test_two_commands_do_not_work_in_one_folder_at_once(out):
+def test_two_commands_cannot_use_one_folder_at_the_same_time(out):
     before = contents(out)
     with hold_folder(out), pytest.raises(ConfigError, match="another command is using this folder"):
         renew(out, ["a"])

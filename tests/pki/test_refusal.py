@@ -138,7 +138,7 @@ def test_a_party_talks_to_the_server_only():
     )
 
 
-def test_validity_is_judged_by_the_present_unless_told_otherwise():
+def test_validity_is_checked_at_the_current_time_by_default():
     assert find_refusal(GOOD, SERVER_KIT) == ""
     assert "expired" in find_refusal(GOOD, SERVER_KIT, now=NOW + 31 * DAY)
 

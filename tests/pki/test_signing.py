@@ -139,7 +139,7 @@ def test_a_request_of_the_same_key_renews_the_certificate(federation):
     assert open_kit(federation / "ca" / "server").roster == ("a", "b")
 
 
-def test_a_kit_that_waits_for_its_certificate_says_so(tmp_path):
+def test_opening_a_kit_without_its_certificate_names_the_next_step(tmp_path):
     kit = party(tmp_path, "a")
     assert_action_refused(lambda: open_kit(kit), rf"waits for its certificate; send {REQUEST} to the CA")
 

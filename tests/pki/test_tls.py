@@ -285,7 +285,7 @@ server.stop(None)
 
 
 @pytest.mark.parametrize(("mode", "versions"), [("strict", ["TLSv1.3"]), ("lax", ["TLSv1.2", "TLSv1.3"])])
-def test_grpc_speaks_tls_1_2_unless_told_not_to(kits, mode, versions):
+def test_grpc_accepts_tls_1_2_by_default(kits, mode, versions):
     words = [sys.executable, "-c", SERVE_UNTIL_INPUT_ENDS, str(kits / "server"), mode]
     bare = {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=bare) as process:
@@ -302,7 +302,7 @@ def test_grpc_speaks_tls_1_2_unless_told_not_to(kits, mode, versions):
     assert spoken == versions
 
 
-def test_too_late_to_require_tls_1_3_is_told(monkeypatch):
+def test_requiring_tls_1_3_too_late_is_reported(monkeypatch):
     monkeypatch.delenv("GRPC_SSL_CIPHER_SUITES", raising=False)
     for _ in range(2):  # a second call returns the same time
         assert not require_tls_1_3()  # this file has imported grpc

@@ -54,7 +54,7 @@ def test_no_quantized_row_is_longer_than_the_clip_in_exact_arithmetic(clip, mult
         assert sum(n * n for n in row) * Fraction(mechanism.step) ** 2 <= Fraction(clip) ** 2
 
 
-def test_quantizing_moves_no_value_of_a_short_row_by_a_step_or_away_from_zero():
+def test_quantizing_changes_no_value_of_a_short_row_by_a_whole_step_or_away_from_zero():
     rows = np.random.default_rng(2).uniform(-0.3, 0.3, (100, 4))
     step = NOISE.mechanism.step
     found = NOISE.mechanism.quantize(rows) * step

@@ -59,7 +59,7 @@ def test_a_required_protection_must_be_among_those_of_the_release():
     assert_refused(ledger, "require.representation", protection="unmasks+noise")
 
 
-def test_tensors_have_at_least_and_at_most_so_many_rows():
+def test_the_number_of_rows_of_a_tensor_is_bounded():
     ledger = guard(min_rows=3, max_rows=6)
     enter(ledger, rows=3)
     enter(ledger, rows=6)

@@ -195,7 +195,7 @@ def test_predictions_are_near_the_exact_ones_and_still_probabilities(precision):
 @pytest.mark.parametrize("precision", ["fp32", *ROUNDED])
 @pytest.mark.parametrize("backward", ["local", "joint"])
 @pytest.mark.parametrize("aggregation", ["mean", "concat"])
-def test_how_many_rows_the_server_adds_at_once_changes_no_bit(aggregation, backward, precision):
+def test_the_number_of_rows_per_chunk_changes_no_bit_of_a_sum(aggregation, backward, precision):
     config = quick(precision=precision, aggregation=aggregation, backward=backward)
     whole = run(config, tiny_parties())
     pieces = run(config.replace(wire={"chunk_rows": 5}), tiny_parties())
@@ -296,7 +296,7 @@ def test_a_plain_answer_of_another_shape_is_never_broadcast(change):
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_an_answer_that_is_no_number_is_refused_and_said_to_be_from_the_server(number):
+def test_an_answer_with_nan_is_refused_and_the_error_names_the_server(number):
     def spoil(value):
         value = value.copy()
         value[-1, 0] = number
@@ -332,7 +332,7 @@ def test_a_gradient_from_someone_without_labels_is_refused():
 @pytest.mark.parametrize("keys", [{}, {"labels": "b"}, {"backward": "joint"}, {"aggregation": "concat"}], ids=str)
 @pytest.mark.parametrize("precision", ROUNDED)
 @pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
-def test_a_diverged_value_is_not_rounded_away(precision, keys):
+def test_rounding_keeps_a_diverged_value(precision, keys):
     config = quick(precision=precision, num_rounds=6, learning_rate=1e30, evaluate_every=100, **keys)
     with pytest.raises(TrainingError, match=r"[Tt]raining diverged"):
         simulate(tiny_parties(owner=keys.get("labels")), config)

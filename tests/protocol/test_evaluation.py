@@ -148,7 +148,7 @@ def replace_scores(kind, client, number):
 
 @pytest.mark.parametrize("number", BAD_SCORES.values(), ids=BAD_SCORES)
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-def test_the_server_names_who_sent_class_probabilities_that_are_none(task, number):
+def test_the_server_names_the_sender_of_invalid_class_probabilities(task, number):
     parties = tiny_parties()
     if task == "multilabel":
         parties = with_labels(parties, np.eye(NUM_CLASSES, dtype=np.int64)[parties[0].labels])
@@ -204,7 +204,7 @@ def test_unknown_labels_outside_the_training_split_do_not_count():
 @pytest.mark.parametrize(
     ("rounds", "every", "expected"), [(6, 2, [2, 4, 6]), (5, 2, [2, 4, 5]), (3, 10, [3]), (2, 1, [1, 2])]
 )
-def test_evaluation_happens_every_so_many_rounds_and_after_the_last(rounds, every, expected):
+def test_evaluation_follows_every_nth_round_and_the_last_one(rounds, every, expected):
     for layers in [(1, 3), ()]:
         config = settings(aggregation_layers=layers, num_rounds=rounds, evaluate_every=every)
         history = simulate(tiny_parties(), config).report.history
@@ -265,7 +265,7 @@ def test_a_run_stops_at_the_first_evaluation_that_reaches_the_score_asked_for(ag
 
 
 @pytest.mark.parametrize("patience", [1, 3])
-def test_a_run_stops_after_so_many_evaluations_without_improvement(patience):
+def test_a_run_stops_after_patience_evaluations_without_improvement(patience):
     _, accuracy = search(num_rounds=14, learning_rate=0.08)
     best, since, expected = -1.0, 0, 14
     for index, score in accuracy.items():

@@ -245,6 +245,6 @@ def test_a_change_that_is_not_one_is_refused_with_the_name_of_the_party():
 
 
 @pytest.mark.filterwarnings("ignore:.*(overflow|invalid value).*:RuntimeWarning")
-def test_a_diverged_value_is_not_rounded_away():
+def test_rounding_keeps_a_diverged_value():
     with pytest.raises(TrainingError, match=r"[Tt]raining diverged"):
         simulate(tiny_parties(), quick(learning_rate=1e30, evaluate_every=100))

@@ -215,7 +215,7 @@ def test_the_comparison_costs_one_exchange_and_is_in_the_ledger():
     assert list_protections(done.clients[1])["proof"] == "hmac"
 
 
-def test_parties_with_different_metrics_are_told_apart_although_the_server_does_not_see_them():
+def test_different_metrics_of_parties_are_detected_although_the_server_does_not_see_them():
     config, parties = tiny_masked(num_rounds=1, evaluate_every=1)
 
     def disagree(message):

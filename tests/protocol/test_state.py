@@ -146,7 +146,7 @@ def test_early_stopping_is_among_the_cases_above():
     assert len(states) < ROUNDS
 
 
-def test_a_state_does_not_change_while_the_run_goes_on():
+def test_a_state_does_not_change_while_the_run_continues():
     config, parties = case("adam")
     _, _, _, states = run_unbroken(config, parties)
     first, last = states[0][0][0], states[-1][0][0]
@@ -169,7 +169,7 @@ def test_a_client_that_forgot_its_optimiser_would_be_noticed():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_client_that_trains_alone_goes_on_from_its_state_too(optimizer):
+def test_a_client_that_trains_alone_resumes_from_its_state(optimizer):
     keys = {"aggregation_layers": (), "optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0}
     config = settings(dropout=0.5, num_rounds=ROUNDS, evaluate_every=2, precision="fp32", **keys)
     parties = tiny_parties()

@@ -169,7 +169,7 @@ def test_a_write_that_breaks_leaves_the_file_of_before_and_no_other(syscall, tmp
     assert (tmp_path / "round-00000001.checkpoint").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_checkpoint_of_somebody_else_is_refused_with_a_warning(tmp_path, caplog):
+def test_a_checkpoint_of_another_owner_is_refused_with_a_warning(tmp_path, caplog):
     Store(Count, tmp_path / "a", "a").save(1, Count())
     (tmp_path / "a").rename(tmp_path / "b")
     assert Store(Count, tmp_path / "b", "b").digests(LOG) == {0: START}
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_with_a_warning(tmp_path, caplo
     assert "of a, not of b" in caplog.text
 
 
-def test_a_checkpoint_that_was_just_written_stays_and_so_do_those_of_somebody_else(tmp_path):
+def test_a_new_checkpoint_and_those_of_other_owners_are_kept(tmp_path):
     for round_index in (0, 59, 60):
         Store(Count, tmp_path, f"another run, {round_index}").save(round_index, Count())
     store = Store(Count, tmp_path, "this run")

@@ -56,7 +56,7 @@ def test_advancing_gives_the_next_request_and_at_last_the_result():
     assert advance(script, 2) == Finished([1, 2])
 
 
-def test_a_script_without_requests_finishes_at_once():
+def test_a_script_without_requests_finishes_immediately():
     assert advance(request_all()) == Finished([])
 
 

@@ -113,7 +113,7 @@ def test_a_clone_of_a_fitted_estimator_is_not_fitted_and_learns_the_same():
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "score"])
-def test_what_is_not_fitted_says_so(method):
+def test_an_estimator_that_is_not_fitted_raises_not_fitted_error(method):
     with pytest.raises(NotFittedError):
         getattr(GLASUClassifier(), method)(tiny_parties())
 

@@ -26,7 +26,7 @@ from support.tiny import simulate
 
 
 @pytest.mark.parametrize("method", ["glasu", "simulated", "standalone"])
-def test_the_number_of_clients_that_compute_at_once_changes_no_bit(method):
+def test_the_number_of_clients_that_compute_in_parallel_changes_no_bit(method):
     config = RunConfig(
         data=DataConfig(name="demo"),
         model=ModelConfig(num_layers=2, aggregation_layers=(0, 1), hidden=16),

@@ -94,13 +94,13 @@ def outcome(report):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_broken_at_any_message_goes_on_to_the_same_end(name, tmp_path, caplog):
+def test_a_run_interrupted_at_any_message_ends_with_the_same_result(name, tmp_path, caplog):
     check_interruptions(name, tmp_path, caplog, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_broken_at_every_message_goes_on_to_the_same_end(name, tmp_path, caplog):
+def test_a_run_interrupted_at_every_message_ends_with_the_same_result(name, tmp_path, caplog):
     check_interruptions(name, tmp_path, caplog, None)
 
 
@@ -188,7 +188,7 @@ def test_parties_that_train_alone_go_on_too(method, labels, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_run_killed_in_its_warm_start_goes_on_from_its_last_warm_step(optimizer, tmp_path, caplog):
+def test_a_run_killed_in_its_warm_start_resumes_from_its_last_warm_step(optimizer, tmp_path, caplog):
     config, parties = case("warm start")
     config = config.replace(train={"warm_start": 7, "optimizer": optimizer})
     unbroken = outcome(simulate_with_secrets(parties, config).report)

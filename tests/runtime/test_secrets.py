@@ -219,7 +219,7 @@ def guess_labels(config, parties, **options):
     return one_hot.argmax(dim=1).numpy()
 
 
-def test_the_first_gradient_of_a_label_owner_gives_its_labels_away_only_without_a_secret():
+def test_the_first_gradient_of_a_label_owner_reveals_its_labels_only_without_a_secret():
     config = settings(labels="b", num_layers=2, aggregation_layers=(1,))
     parties = tiny_parties(owner="b")
     owner = parties[1]

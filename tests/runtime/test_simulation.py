@@ -650,7 +650,7 @@ def test_a_party_that_has_stopped_keeps_its_figures_in_the_history():
     assert report.losses[-1] == pytest.approx(last[-1].loss)  # the other parties have stopped
 
 
-def test_the_observer_hears_of_every_round_and_every_evaluation():
+def test_the_observer_receives_every_round_and_every_evaluation():
     heard = []
     glasu.train(
         tiny_parties(), settings(aggregation_layers=(3,), num_rounds=4, evaluate_every=3), observer=heard.append

@@ -83,7 +83,7 @@ def test_after_standalone_training_each_party_predicts_with_its_own_model():
 
 
 @pytest.mark.parametrize("party", [None, "z"])
-def test_a_standalone_model_must_be_told_who_predicts(party):
+def test_a_standalone_model_requires_the_name_of_the_predicting_party(party):
     model, parties, _ = train_model("standalone")
     with pytest.raises(ConfigError, match=f"party={party!r}: each party with labels trained its own model.*: a, b, c"):
         model.predict_proba(parties, party=party)

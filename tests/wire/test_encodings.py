@@ -85,7 +85,7 @@ def test_a_rows_bytes_depend_on_no_other_row_and_on_where_it_stands_in_its_messa
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 @pytest.mark.parametrize("again", [{}, {"incarnation": 1}, {"attempt": 1}, {"run": bytes(11) + b"1"}], ids=str)
-def test_a_message_made_again_is_the_same_bytes_in_any_runtime(encoding, again):
+def test_a_repeated_message_has_the_same_bytes_in_every_runtime(encoding, again):
     """Neither a restart nor the identity that a server gives to a run changes a bit."""
     value = normal(7, WIDTH)
     first, second = (encoding.encode(value, key) for key in (KEY, KEY._replace(**again)))

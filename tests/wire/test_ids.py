@@ -110,7 +110,7 @@ def test_any_bytes_are_refused_or_are_the_one_encoding_of_a_rising_set(data):
 
 @quick
 @given(st.one_of(node_sets.map(lambda nodes: by_hand(nodes.tolist())), st.binary(max_size=40)), st.integers(6, 12))
-def test_how_many_bytes_are_read_at_once_does_not_matter(data, at_once):
+def test_the_number_of_bytes_per_read_does_not_matter(data, at_once):
     def outcome(**keys):
         try:
             return decode(np.frombuffer(data, np.uint8), **keys).tolist()

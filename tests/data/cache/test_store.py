@@ -119,7 +119,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_entry_is_noticed_and_made_again(cache, damage):
+def test_a_damaged_entry_is_detected_and_rebuilt(cache, damage):
     build = Build()
     cache.open(ABOUT, build)
     damage(cache.folder / make_key(ABOUT))
@@ -129,7 +129,7 @@ def test_a_damaged_entry_is_noticed_and_made_again(cache, damage):
     assert left_over(cache) == []
 
 
-def test_an_entry_of_another_layout_is_made_again_under_the_same_key(cache):
+def test_an_entry_of_another_layout_is_rebuilt_under_the_same_key(cache):
     build = Build()
     cache.open(ABOUT, build)
     manifest = cache.folder / make_key(ABOUT) / "entry.json"
@@ -152,7 +152,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(cache):
     check(cache.open(ABOUT, Build()))
 
 
-def test_many_may_make_the_same_entry_at_once(cache):
+def test_many_threads_may_build_the_same_entry_at_the_same_time(cache):
     together = threading.Barrier(4)
 
     def build(workspace):
@@ -166,7 +166,7 @@ def test_many_may_make_the_same_entry_at_once(cache):
     assert [path.name for path in cache.folder.iterdir()] == [make_key(ABOUT)]
 
 
-def test_many_may_mend_the_same_damaged_entry_at_once(cache):
+def test_many_threads_may_rebuild_the_same_damaged_entry_at_the_same_time(cache):
     cache.open(ABOUT, Build())
     change_a_byte(cache.folder / make_key(ABOUT) / "numbers.npy")
     together = threading.Barrier(4)
@@ -218,7 +218,7 @@ def test_what_a_killed_process_has_half_written_is_never_opened(cache, tmp_path)
     assert build.times == 1
 
 
-def test_two_processes_may_make_the_same_entry_at_once(cache, tmp_path):
+def test_two_processes_may_build_the_same_entry_at_the_same_time(cache, tmp_path):
     (tmp_path / "here").mkdir()
     both = [start(name, tmp_path / "here", cache.root) for name in ("one", "other")]
     assert [process.communicate(timeout=120)[0].strip() for process in both] == [b"4950", b"4950"]
@@ -262,7 +262,7 @@ def test_a_full_disk_is_reported_with_the_file_and_the_remedy(tmp_path):
     workspace.close()
 
 
-def test_what_killed_processes_left_is_cleared_away_after_a_day(cache):
+def test_leftovers_of_killed_processes_are_removed_after_a_day(cache):
     for name, age in ((".old", 2 * ABANDONED), (".young", 60.0)):
         (cache.folder / name).mkdir(parents=True)
         (cache.folder / name / "numbers.npy").write_text("half")
@@ -361,7 +361,7 @@ def test_a_settled_file_is_digested_once_and_a_recent_one_every_time(cache, sett
     assert len(reads) == 3
 
 
-def test_a_damaged_digest_is_made_again(settled_cache, source):
+def test_a_damaged_digest_is_recomputed(settled_cache, source):
     read, build = reader(source)
     content(settled_cache, source, read)
     manifests = list(settled_cache.folder.glob("*/entry.json"))

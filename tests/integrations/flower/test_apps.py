@@ -105,7 +105,7 @@ def test_a_server_that_fails_ends_the_session():
         server.collect_replies(FakeGrid(), {"m"}, SimpleNamespace(poll=lambda: 2, wait=lambda: 2))
 
 
-def test_other_weights_than_the_server_was_told_of_are_noticed():
+def test_weights_that_differ_from_the_reported_digest_are_detected():
     report = FinishedTraining({}, (PartySummary("a", 3), PartySummary("b", 3)), ("f00d", "cafe"), {})
     server.check_weights(report, [answer_of("b", "cafe"), answer_of("a", "f00d")])
     for answers in ([answer_of("a", "f00d")], [answer_of("a", "cafe"), answer_of("b", "f00d")]):
@@ -124,7 +124,7 @@ def test_a_party_tells_flower_what_it_cost_and_no_more():
     ("session", "node_config"),
     [({"name": "first", "run": "0a1b"}, NODE), ({"name": "..", "run": "0a1b"}, NODE), ({"name": "x", "run": "1"}, {})],
 )
-def test_the_server_is_not_told_what_a_partys_machine_is_like(session, node_config, capfd, tmp_path):
+def test_the_server_receives_no_facts_about_a_partys_machine(session, node_config, capfd, tmp_path):
     own = {**node_config, **({"out": str(tmp_path)} if node_config else {})}
     with pytest.raises(RuntimeError) as caught:
         party.train(SimpleNamespace(content={"session": session}), SimpleNamespace(node_config=own))

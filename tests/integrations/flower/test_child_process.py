@@ -50,7 +50,7 @@ def test_a_command_ends_when_its_parent_is_killed(serve, tmp_path):
     until(lambda: "Flower ended this run" in lines.read_text())
 
 
-def test_a_command_is_stopped_when_the_block_ends_and_its_lines_are_told(serve, tmp_path):
+def test_a_command_is_stopped_when_the_block_ends_and_its_output_is_passed_on(serve, tmp_path):
     lines: list[str] = []
     with run_command(serve, lines.append) as serving:
         until((tmp_path / "out" / "serving.json").exists)

@@ -101,7 +101,7 @@ def test_a_key_that_was_not_registered_is_refused(fleet):
     assert "Failed to activate SuperNode" in fleet.log("stranger")
 
 
-def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_session_goes_on(fleet):
+def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_it_can_be_resumed(fleet):
     manifest, aside = fleet.folder / "parties" / "c" / "party.toml", fleet.folder / "party.toml"
     manifest.rename(aside)
     try:
@@ -115,7 +115,7 @@ def test_a_party_that_cannot_take_part_ends_the_session_for_all_and_the_same_ses
     assert weights_of(fleet.folder, "again", "server") == in_one_process(fleet.folder), said
 
 
-def test_flwr_stop_ends_every_command_of_the_session_and_the_same_session_goes_on(fleet):
+def test_flwr_stop_ends_every_command_of_the_session_and_it_can_be_resumed(fleet):
     changes = ("train.num_rounds=1200", "train.patience=0")  # long enough to last until `flwr stop` has started
     run = fleet.begin("stopped", set=" ".join(changes))
     fleet.wait(lambda: all("round 5/1200 done" in fleet.since(name) for name in NAMES), "five rounds are done")

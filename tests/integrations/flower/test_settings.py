@@ -26,7 +26,7 @@ def test_a_party_joins_with_the_folder_kit_and_server_of_its_own_node():
     }
 
 
-def test_what_else_a_message_says_is_not_heard():
+def test_other_fields_of_a_message_are_ignored():
     hostile = {**OPENED, "party": "/data/b", "kit": "/kits/b", "server": "elsewhere:1", "out": "/etc"}
     assert PartySettings.read(NODE, hostile) == PartySettings.read(NODE, OPENED)
 

@@ -76,7 +76,7 @@ def examine(kits, folders):
     return server.outcome(), heard
 
 
-def test_parties_with_equal_rules_are_ready_and_all_hear_so(kits, tmp_path):
+def test_parties_with_equal_rules_are_ready_and_all_are_informed(kits, tmp_path):
     folders = [write_folder(tmp_path / name, [f"p{row}" for row in range(5 + len(name))]) for name in "abc"]
     diagnosis, heard = examine(kits, folders)
     assert diagnosis.is_ready

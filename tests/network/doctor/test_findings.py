@@ -142,7 +142,7 @@ def test_where_nothing_listens_the_server_may_still_come(kits):
     assert "is the server running" in finding.text
 
 
-def test_a_name_that_nobody_knows_is_bad(kits, monkeypatch):
+def test_a_host_name_that_cannot_be_resolved_is_a_fault(kits, monkeypatch):
     def fail_to_resolve(address, timeout):
         raise socket.gaierror
 
