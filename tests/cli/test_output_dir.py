@@ -56,6 +56,9 @@ def words(world, command, out):
         "join --fresh": ["join", world / "parties" / "a", *at_party, "--fresh"],
         "join --predict": ["join", world / "parties" / "a", *at_party, "--predict"],
         "doctor --server": ["doctor", world / "parties" / "a", *at_party],
+        "search": ["search", world / "run.toml", "--out", out, "--trials", "1"],
+        "demo": ["demo", "--out", out, "--rounds", "1"],
+        "split": ["split", world / "run.toml", "--out", out],
         "doctor --listen": ["doctor", world / "run.toml", *at_server],
     }[command]
 
@@ -69,6 +72,9 @@ COMMANDS = (
     "join --predict",
     "doctor --server",
     "doctor --listen",
+    "search",
+    "demo",
+    "split",
 )
 
 
@@ -175,15 +181,49 @@ def test_an_interrupted_run_that_replaces_another_can_resume(world, finished_run
     assert glasu(*command).returncode == 1
 
 
-@pytest.mark.parametrize("name", ["nodes.parquet", "edges.csv"])
-def test_predictions_are_not_written_over_a_partys_data(world, name):
-    before = files(world / "parties")
-    out = world / "parties" / "a" / name
+@pytest.mark.parametrize("out", HOLDS)
+@pytest.mark.parametrize(("command", "name"), [("predict", "nodes.csv"), ("audit", "page.html")])
+def test_a_page_or_a_table_is_not_written_among_what_belongs_to_others(world, command, name, out):
+    if out == "trained":
+        pytest.skip("the command reads this folder, and may write to it")
+    before, file = files(world), world / out / name
+    refused = glasu(command, world / "trained", "--out", file)
+    assert_refused(refused, f"--out {file}: its folder holds {HOLDS[out]}", "choose another folder")
+    assert files(world) == before
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "p.csv"), ("audit", "page.html")])
+def test_a_page_or_a_table_is_written_to_the_folder_that_the_command_reads(world, finished_run, command, name):
+    assert glasu(command, finished_run, "--out", finished_run / name).returncode == 0
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "p.csv"), ("audit", "page.html")])
+def test_the_folder_of_a_page_or_a_table_must_exist(world, tmp_path, command, name):
+    missing = tmp_path / "none" / "deep"
+    refused = glasu(command, world / "trained", "--out", missing / name)
+    assert_refused(refused, f"--out {missing / name}: {missing} is not an existing folder; create it")
+    assert not missing.parent.exists()
+
+
+def test_an_audit_page_cannot_replace_a_report(world, finished_run):
+    before = files(finished_run)
+    assert_refused(glasu("audit", finished_run, "--out", finished_run / "report.json"), "must end with .html")
+    assert files(finished_run) == before
+
+
+def test_split_writes_no_party_into_the_kit_of_that_party(world, tmp_path):
+    shutil.copytree(world / "kits" / "a", tmp_path / "a")
+    before = files(tmp_path)
+    assert_refused(glasu("split", world / "run.toml", "--out", tmp_path), f"--out {tmp_path / 'a'}: holds a kit")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["train", "split", "search", "demo"])
+def test_a_file_in_the_place_of_an_output_folder_is_named_as_a_file(world, tmp_path, command):
+    (tmp_path / "out").write_text("")
     assert_refused(
-        glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file"
+        glasu(*words(world, command, tmp_path / "out")), f"--out {tmp_path / 'out'}: is a file, not a folder"
     )
-    assert files(world / "parties") == before
-    assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
 
 
 def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):

@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> None:
     if args.out.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--out {args.out}: must end with .parquet or .csv.")
 
-    from glasu.runtime.output_dir import refuse_file_of_a_party
+    from glasu.runtime.output_dir import refuse_file_among_others
 
-    refuse_file_of_a_party(args.out)
+    folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
+    refuse_file_among_others(args.out, folder)
     make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
@@ -46,7 +47,6 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.policy_file import find_policies
     from glasu.runtime.trained_model import TrainedModel, write_predictions
 
-    folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():
         raise ConfigError(
             f"{args.run_dir}: holds the model of one party; the parties predict through a server. Start glasu serve "
