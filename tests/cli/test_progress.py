@@ -75,9 +75,12 @@ def test_lines_of_parties_that_train_at_the_same_time_stay_whole(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "")
     metric = make_task(TrainConfig()).selected_by
     events = [Evaluated(2, "validation", {metric.name: 0.5}, metric, party=name) for name in "abcd" * 5]
-    with contextlib.redirect_stderr(SlowStream()) as written, show_progress("alone", 3, about=["data"]) as observe:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(observe, events))
+    with (
+        contextlib.redirect_stderr(SlowStream()) as written,
+        show_progress("alone", 3, about=["data"]) as observe,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        list(threads.map(observe, events))
     first, *lines = written.getvalue().splitlines()
     assert first == "data"
     assert sorted(lines) == sorted(f"alone: round 2: {name}: validation accuracy 50.0 %" for name in "abcd" * 5)
