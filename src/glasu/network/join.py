@@ -37,6 +37,7 @@ from glasu.network.run_folder import open_joining
 from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.network.signatures import make_signer
 from glasu.pki.key_signing import KitSigner
+from glasu.pki.kit import refuse_data_of_others
 from glasu.privacy.ledger import LedgerError
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
@@ -63,11 +64,8 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     def __init__(self, options: JoinOptions, party: PartyData | None) -> None:
         """Refuse the data of another party; `party` is None if the data cannot be read."""
-        if party is not None and party.name != options.kit.name:
-            raise ConfigError(
-                f"the data belongs to party {party.name!r} and the kit to party {options.kit.name!r}; use the kit of "
-                f"{party.name!r}."
-            )
+        if party is not None:
+            refuse_data_of_others(options.kit, party.name)
         self.options, self.telemetry = options, Telemetry(options.clock)
         signer = make_signer(options.kit)
         self.session_ledger = SessionLedger(options.kit.name, signer)
