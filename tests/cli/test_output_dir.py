@@ -151,6 +151,23 @@ def test_a_finished_run_with_other_settings_is_not_replaced_unless_told_so(setti
     assert glasu(*command).returncode == 0  # it is this run's folder now
 
 
+def test_faults_of_the_input_are_reported_before_a_finished_run_that_differs(world, finished_run, tmp_path):
+    before, other = files(finished_run), ["--out", finished_run, "--set", "train.seed=1"]
+    (tmp_path / "empty.toml").write_text("")
+    assert_refused(glasu("train", world / "run.toml", *other, "--policy", tmp_path / "none.toml"), "cannot be read")
+    assert_refused(glasu("train", tmp_path / "empty.toml", *other), "data.name")
+    assert_refused(glasu("train", world / "run.toml", *other, "--set", "train.labels=z"), "'z'")
+    assert files(finished_run) == before
+
+
+def test_join_reports_the_kit_of_another_party_before_the_results_of_another_party(world):
+    command = ["join", world / "parties" / "b", "--server", "localhost:1", "--wait", "0", "--out", world / "joined"]
+    before = files(world)
+    refused = glasu(*command, "--kit", world / "kits" / "a")
+    assert_refused(refused, "the data belongs to party 'b' and the kit to party 'a'; use the kit of 'b'.")
+    assert files(world) == before
+
+
 @pytest.mark.parametrize("setting", ["train.sampler=full", "train.batch_size=0", "data.root=elsewhere"])
 def test_settings_that_mean_the_same_run_are_no_difference(setting, world, finished_run):
     assert glasu("train", world / "run.toml", "--set", setting, "--out", finished_run, "--quiet").returncode == 0
