@@ -74,6 +74,8 @@ def _choose(parties: list[PartyData], names: str) -> list[PartyData]:
     """Return the parties that --parties names."""
     chosen, known = names.split(","), [party.name for party in parties]
     for name in chosen:
+        if chosen.count(name) > 1:
+            raise ConfigError(f"--parties {names}: {name!r} is named twice; name it once.")
         if name not in known:
             raise ConfigError(f"--parties {names}: there is no party {name!r}; the parties are {', '.join(known)}.")
     return [party for party in parties if party.name in chosen]
