@@ -24,6 +24,7 @@ def world(tmp_path_factory):
         ("server", "serving.json", {"run": "00", "closed": True}),
         ("joined", "joining.json", {"run": "00", "party": "b"}),
         ("unfinished", "checkpoints/run.json", {}),
+        ("request", "key.pem", {}),
     ):
         (here / name / file).parent.mkdir(parents=True)
         (here / name / file).write_text(json.dumps(content))
@@ -38,6 +39,7 @@ HOLDS = {
     "server": "results of a server",
     "joined": "results of party 'b'",
     "kits/a": "a kit",
+    "request": "a private key",
     "kits/ca": "the CA and the kits",
     "kits": "the CA and the kits",
     "parties/a": "a party's data",

@@ -15,7 +15,7 @@ from glasu.report import PartySummary
 Writer = Literal["train", "server", "party", "provision", "other"]  # other: owns none of the contents listed here
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT, MODEL = "report.json", "model/model.toml"
-PARTY, KIT = "party.toml", "kit.toml"
+PARTY, KIT, PRIVATE_KEY = "party.toml", "kit.toml", "key.pem"
 KITS = "the CA and the kits of `glasu provision`"
 OTHER_DATA = (
     "holds a run that started with other data: this party's features, edges, labels or ids have changed since then; "
@@ -156,6 +156,8 @@ def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
         found.append((None, f"a party's data ({PARTY})"))
     if (out / KIT).is_file():
         found.append((None, f"a kit ({KIT})"))
+    elif (out / PRIVATE_KEY).is_file():
+        found.append((None, f"a private key ({PRIVATE_KEY})"))
     if (out / "ca" / "ca.toml").is_file():
         found.append(("provision", KITS))
     if (out / "ca.toml").is_file():
