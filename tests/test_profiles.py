@@ -41,7 +41,29 @@ def test_all_keys_that_contradict_a_profile_are_refused_together():
     with pytest.raises(ConfigError) as caught:
         with_profile("lean", model={"aggregation_layers": [1, 3]}, privacy={"blind_server": False})
     assert 'privacy.blind_server=False: privacy.profile="lean" needs True' in str(caught.value)
-    assert 'model.aggregation_layers=(1, 3): privacy.profile="lean" needs [3]; remove the key' in str(caught.value)
+    assert 'model.aggregation_layers=[1, 3]: privacy.profile="lean" needs [3]; remove the key' in str(caught.value)
+
+
+def test_all_faults_of_a_run_with_one_release_are_listed_together_and_name_the_profile():
+    train = {"backward": "joint", "labels": "a", "party_dropout": 0.2}
+    with pytest.raises(ConfigError) as caught:
+        with_profile("dp", model={"aggregation_layers": [0, 1]}, train=train)
+    said, named = str(caught.value), 'train.release="once" (set by privacy.profile="dp")'
+    assert f"model.aggregation_layers=[0, 1]: {named} releases one layer" in said
+    assert f"train.labels='a': with {named} every party trains alone" in said
+    assert "or remove the profile." in said
+    for key in ("backward='joint'", "party_dropout=0.2"):
+        assert f"train.{key}: {named} has no rounds of messages; remove it." in said
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict({"train": {"release": "once", "backward": "joint"}, "model": {"aggregation_layers": [1]}})
+    assert "profile" not in str(caught.value)
+
+
+def test_a_setting_that_a_profile_made_is_named_with_the_profile():
+    masks = 'privacy.secure_aggregation="masks" (set by privacy.profile="lean")'
+    with pytest.raises(ConfigError) as caught:
+        with_profile("lean", wire={"precision": "fp64"})
+    assert f"wire.precision='fp64': {masks} adds integers" in str(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{}, {"target_epsilon": 8.0}], ids=str)

@@ -67,7 +67,9 @@ class RunConfig:
         for section, key, value in profile.list_required(self.model.num_layers):
             part = getattr(self, section)
             if key in part.given and getattr(part, key) != value:
-                found, wanted = describe(getattr(part, key)), describe(list(value) if type(value) is tuple else value)
+                found, wanted = (
+                    describe(list(each) if type(each) is tuple else each) for each in (getattr(part, key), value)
+                )
                 faults.append(f"{section}.{key}={found}: {named} needs {wanted}; remove the key, or the profile.")
             changes.setdefault(section, {})[key] = value
         for section, key, value in profile.list_suggested():

@@ -15,6 +15,7 @@ from glasu.config_sections import (
     reads_whole_graph,
 )
 from glasu.errors import ConfigError
+from glasu.profiles import Profile
 from glasu.records import describe
 
 FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
@@ -93,24 +94,26 @@ def check_sections(config: Settings) -> None:
 
 
 def _check_once(config: Settings, method: Any) -> None:
-    """Refuse settings that a run with one release cannot use. Other methods replace most of them."""
-    model, train, named = config.model, config.train, 'train.release="once"'
+    """Refuse settings that a run with one release cannot use; list all of them. Other methods replace most of them."""
+    model, train, named = config.model, config.train, _name(config, "train", "release")
     layers, last = model.aggregation_layers, model.num_layers - 1
     if method.prescribes("train", "release"):
         return
+    faults = []
     chooses = registry.load("preset", train.preset).chooses_layer
     left_open = chooses and "aggregation_layers" not in model.given
     if not left_open and not (len(layers) == 1 and layers[0] < last):
-        raise ConfigError(
+        faults.append(
             f"model.aggregation_layers={list(layers)}: {named} releases one layer and trains the layers above it; "
             f"use one layer of 0..{last - 1}, for example [{find_release_layer(model.num_layers)}]."
             if last
             else f"model.num_layers=1: {named} needs a layer to release and one above it; use 2 or more."
         )
     if train.label_owner is not None:
-        raise ConfigError(
+        other = "remove the profile" if _find_profile(config, "train", "release") else 'release = "rounds"'
+        faults.append(
             f"train.labels={train.labels!r}: with {named} every party trains alone and needs labels; use labels = "
-            '"all", or release = "rounds".'
+            f'"all", or {other}.'
         )
     unused = {
         "train.backward": (train.backward, "local"),
@@ -120,7 +123,9 @@ def _check_once(config: Settings, method: Any) -> None:
     }
     for key, (value, default) in unused.items():
         if value != default:
-            raise ConfigError(f"{key}={describe(value)}: {named} has no rounds of messages; remove it.")
+            faults.append(f"{key}={describe(value)}: {named} has no rounds of messages; remove it.")
+    if faults:
+        raise ConfigError(" ".join(faults))
 
 
 def _check_examples(config: Settings, method: Any) -> None:
@@ -140,7 +145,7 @@ def _check_examples(config: Settings, method: Any) -> None:
 
 def _check_noise(config: Settings, method: Any) -> None:
     """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
-    train, noise = config.train, f"privacy.dp_noise_multiplier={config.privacy.dp_noise_multiplier}"
+    train, noise = config.train, _name(config, "privacy", "dp_noise_multiplier")
     if config.wire.feedback:
         raise ConfigError(
             f"wire.feedback=true: with {noise} the change of a row would carry the error of earlier releases, "
@@ -200,7 +205,7 @@ def _check_feedback(config: Settings) -> None:
 
 def _check_hiding(config: Settings) -> None:
     """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
-    train, wire, hiding = config.train, config.wire, f'privacy.secure_aggregation="{config.privacy.secure_aggregation}"'
+    train, wire, hiding = config.train, config.wire, _name(config, "privacy", "secure_aggregation")
     num_clients = config.data.num_clients
     precision = registry.load("encoding", wire.precision)
     if not precision.can_be_hidden:
@@ -266,6 +271,20 @@ def _check_warm_start(config: Settings) -> None:
             "all parties, so no party can train alone; remove it, or use aggregation = "
             f"{_list_aggregations_with_absence()}."
         )
+
+
+def _name(config: Settings, section: str, key: str) -> str:
+    """Name a setting and its value in an error, and the profile that set it."""
+    value = getattr(getattr(config, section), key)
+    shown = f'"{value}"' if isinstance(value, str) else str(value)
+    profile = _find_profile(config, section, key)
+    return f"{section}.{key}={shown}" + (f' (set by privacy.profile="{profile}")' if profile else "")
+
+
+def _find_profile(config: Settings, section: str, key: str) -> str | None:
+    """Return the name of the profile that set a key to its value; None if no profile did."""
+    profile: Profile = registry.load("profile", config.privacy.profile)
+    return config.privacy.profile if profile.sets(section, key, getattr(getattr(config, section), key)) else None
 
 
 def _agrees_on_lower_layers(config: Settings) -> bool:

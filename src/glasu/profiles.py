@@ -41,6 +41,10 @@ class Profile:
             for key, value in keys.items()
         ]
 
+    def sets(self, section: str, key: str, value: Any) -> bool:
+        """Return whether the profile requires or suggests this value of a setting that does not depend on the model."""
+        return any(keys.get(section, {}).get(key) == value for keys in (self.required, self.suggested))
+
     def list_suggested(self) -> list[tuple[str, str, Any]]:
         """Return section, key and value of the suggestions."""
         return [(section, key, value) for section, keys in self.suggested.items() for key, value in keys.items()]

@@ -148,7 +148,9 @@ def test_predict_with_a_standalone_model_needs_to_know_whose(run_file, tmp_path)
     run = tmp_path / "run"
     result = glasu("train", run_file, "--set", "train.method=standalone", "--out", run, "--quiet")
     assert result.returncode == 0, result.stderr
-    assert_refused(glasu("predict", run, "--out", tmp_path / "p.csv"), "a, b, c")
+    unnamed = glasu("predict", run, "--out", tmp_path / "p.csv")
+    assert_refused(unnamed, "--party NAME", "a, b, c")
+    assert "None" not in unnamed.stderr
     assert_refused(glasu("predict", run, "--party", "z", "--out", tmp_path / "p.csv"), "'z'", "a, b, c")
     found = set()
     for name in "abc":
@@ -297,6 +299,19 @@ def test_a_missing_or_broken_run_file_is_one_line(tmp_path):
 def test_an_unknown_command_or_flag_is_one_line(run_file):
     assert_refused(glasu("trian", run_file), "trian")
     assert_refused(glasu("train", run_file, "--outt", "x"), "--out")
+
+
+@pytest.mark.parametrize(
+    ("words", "prog"),
+    [
+        (["train", "run.toml", "--out", "x", "--sed", "1"], "glasu train"),
+        (["provision", "pin", "kit", "--sed"], "glasu provision pin"),
+        (["audit", "runs/a", "runs/b"], "glasu audit"),
+    ],
+)
+def test_an_unknown_argument_names_the_help_of_its_command(words, prog):
+    refused = glasu(*words)
+    assert_refused(refused, f"{prog}: unrecognized arguments: ", f"; see {prog} --help")
 
 
 def party(folder: Path, *, nodes: str, edges: str, more: str = "") -> Path:
@@ -567,6 +582,13 @@ def test_an_unforeseen_fault_between_organisations_quotes_nothing():
     said = result.stderr
     assert said.startswith("glasu join: failed: KeyError; set GLASU_TRACEBACK=1")
     assert "canary" not in said
+
+
+def test_a_party_is_named_once_for_a_prediction_without_some_parties(run_file, tmp_path):
+    assert glasu("train", run_file, "--out", tmp_path / "run", "--quiet").returncode == 0
+    assert_refused(
+        glasu("predict", tmp_path / "run", "--parties", "a,a", "--out", tmp_path / "p.csv"), "'a' is named twice"
+    )
 
 
 def test_a_joint_model_predicts_for_all_parties_and_accepts_no_party_name(run_file, tmp_path):

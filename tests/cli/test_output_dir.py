@@ -24,6 +24,7 @@ def world(tmp_path_factory):
         ("server", "serving.json", {"run": "00", "closed": True}),
         ("joined", "joining.json", {"run": "00", "party": "b"}),
         ("unfinished", "checkpoints/run.json", {}),
+        ("request", "key.pem", {}),
     ):
         (here / name / file).parent.mkdir(parents=True)
         (here / name / file).write_text(json.dumps(content))
@@ -38,6 +39,7 @@ HOLDS = {
     "server": "results of a server",
     "joined": "results of party 'b'",
     "kits/a": "a kit",
+    "request": "a private key",
     "kits/ca": "the CA and the kits",
     "kits": "the CA and the kits",
     "parties/a": "a party's data",
@@ -56,6 +58,9 @@ def words(world, command, out):
         "join --fresh": ["join", world / "parties" / "a", *at_party, "--fresh"],
         "join --predict": ["join", world / "parties" / "a", *at_party, "--predict"],
         "doctor --server": ["doctor", world / "parties" / "a", *at_party],
+        "search": ["search", world / "run.toml", "--out", out, "--trials", "1"],
+        "demo": ["demo", "--out", out, "--rounds", "1"],
+        "split": ["split", world / "run.toml", "--out", out],
         "doctor --listen": ["doctor", world / "run.toml", *at_server],
     }[command]
 
@@ -69,6 +74,9 @@ COMMANDS = (
     "join --predict",
     "doctor --server",
     "doctor --listen",
+    "search",
+    "demo",
+    "split",
 )
 
 
@@ -145,6 +153,23 @@ def test_a_finished_run_with_other_settings_is_replaced_only_with_fresh(setting,
     assert glasu(*command).returncode == 0  # it is this run's folder now
 
 
+def test_faults_of_the_input_are_reported_before_a_finished_run_that_differs(world, finished_run, tmp_path):
+    before, other = files(finished_run), ["--out", finished_run, "--set", "train.seed=1"]
+    (tmp_path / "empty.toml").write_text("")
+    assert_refused(glasu("train", world / "run.toml", *other, "--policy", tmp_path / "none.toml"), "cannot be read")
+    assert_refused(glasu("train", tmp_path / "empty.toml", *other), "data.name")
+    assert_refused(glasu("train", world / "run.toml", *other, "--set", "train.labels=z"), "'z'")
+    assert files(finished_run) == before
+
+
+def test_join_reports_the_kit_of_another_party_before_the_results_of_another_party(world):
+    command = ["join", world / "parties" / "b", "--server", "localhost:1", "--wait", "0", "--out", world / "joined"]
+    before = files(world)
+    refused = glasu(*command, "--kit", world / "kits" / "a")
+    assert_refused(refused, "the data belongs to party 'b' and the kit to party 'a'; use the kit of 'b'.")
+    assert files(world) == before
+
+
 @pytest.mark.parametrize("setting", ["train.sampler=full", "train.batch_size=0", "data.root=elsewhere"])
 def test_settings_that_mean_the_same_run_are_no_difference(setting, world, finished_run):
     assert glasu("train", world / "run.toml", "--set", setting, "--out", finished_run, "--quiet").returncode == 0
@@ -175,15 +200,49 @@ def test_an_interrupted_run_that_replaces_another_can_resume(world, finished_run
     assert glasu(*command).returncode == 1
 
 
-@pytest.mark.parametrize("name", ["nodes.parquet", "edges.csv"])
-def test_predictions_are_not_written_over_a_partys_data(world, name):
-    before = files(world / "parties")
-    out = world / "parties" / "a" / name
+@pytest.mark.parametrize("out", HOLDS)
+@pytest.mark.parametrize(("command", "name"), [("predict", "nodes.csv"), ("audit", "page.html")])
+def test_a_page_or_a_table_is_not_written_among_what_belongs_to_others(world, command, name, out):
+    if out == "trained":
+        pytest.skip("the command reads this folder, and may write to it")
+    before, file = files(world), world / out / name
+    refused = glasu(command, world / "trained", "--out", file)
+    assert_refused(refused, f"--out {file}: its folder holds {HOLDS[out]}", "choose another folder")
+    assert files(world) == before
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "p.csv"), ("audit", "page.html")])
+def test_a_page_or_a_table_is_written_to_the_folder_that_the_command_reads(world, finished_run, command, name):
+    assert glasu(command, finished_run, "--out", finished_run / name).returncode == 0
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "p.csv"), ("audit", "page.html")])
+def test_the_folder_of_a_page_or_a_table_must_exist(world, tmp_path, command, name):
+    missing = tmp_path / "none" / "deep"
+    refused = glasu(command, world / "trained", "--out", missing / name)
+    assert_refused(refused, f"--out {missing / name}: {missing} is not an existing folder; create it")
+    assert not missing.parent.exists()
+
+
+def test_an_audit_page_cannot_replace_a_report(world, finished_run):
+    before = files(finished_run)
+    assert_refused(glasu("audit", finished_run, "--out", finished_run / "report.json"), "must end with .html")
+    assert files(finished_run) == before
+
+
+def test_split_writes_no_party_into_the_kit_of_that_party(world, tmp_path):
+    shutil.copytree(world / "kits" / "a", tmp_path / "a")
+    before = files(tmp_path)
+    assert_refused(glasu("split", world / "run.toml", "--out", tmp_path), f"--out {tmp_path / 'a'}: holds a kit")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["train", "split", "search", "demo"])
+def test_a_file_in_the_place_of_an_output_folder_is_named_as_a_file(world, tmp_path, command):
+    (tmp_path / "out").write_text("")
     assert_refused(
-        glasu("predict", world / "trained", "--out", out), "belongs to a party's data", "choose another file"
+        glasu(*words(world, command, tmp_path / "out")), f"--out {tmp_path / 'out'}: is a file, not a folder"
     )
-    assert files(world / "parties") == before
-    assert glasu("predict", world / "trained", "--out", out.with_name("predictions.csv")).returncode == 0
 
 
 def test_a_party_whose_folder_is_in_use_is_not_sent_to_another_folder(world):

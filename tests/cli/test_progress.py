@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from glasu.cli.progress import show_progress
-from glasu.protocol.requests import CandidateStarted, RoundDone
+from glasu.config import TrainConfig
+from glasu.model.task import make_task
+from glasu.protocol.requests import CandidateStarted, Evaluated, RoundDone
 
 SETTINGS = {"model.backbone": "sage"}
 
@@ -54,3 +60,27 @@ def test_the_bar_starts_again_with_a_winner_that_starts_again(capsys):
 
 def test_without_a_race_the_bar_has_the_rounds_of_the_run(capsys):
     assert show([RoundDone(0, 1.0)], capsys) == ("1", "100")
+
+
+class SlowStream(io.StringIO):
+    """A stream whose writer is interrupted by other threads after every write."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        time.sleep(0.001)
+        return written
+
+
+def test_lines_of_parties_that_train_at_the_same_time_stay_whole(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "")
+    metric = make_task(TrainConfig()).selected_by
+    events = [Evaluated(2, "validation", {metric.name: 0.5}, metric, party=name) for name in "abcd" * 5]
+    with (
+        contextlib.redirect_stderr(SlowStream()) as written,
+        show_progress("alone", 3, about=["data"]) as observe,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        list(threads.map(observe, events))
+    first, *lines = written.getvalue().splitlines()
+    assert first == "data"
+    assert sorted(lines) == sorted(f"alone: round 2: {name}: validation accuracy 50.0 %" for name in "abcd" * 5)

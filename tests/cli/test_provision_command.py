@@ -208,11 +208,20 @@ def test_the_server_makes_its_key_itself_too(tmp_path):
 
 def test_pin_records_peers_and_refuses_another_key(signed_kits):
     digits = "0123-4567-89ab-cdef-0123-4567"
+    pinned = [f"b (pinned): {digits}", f"server (pinned): {digits}"]
     result = glasu("provision", "pin", signed_kits / "a", "--peers", f"b={digits}", f"server={digits}")
-    assert result.stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
+    assert result.stdout.splitlines()[1:] == pinned
     other = glasu("provision", "pin", signed_kits / "a", "--peers", "b=1123-4567-89ab-cdef-0123-4567")
     assert_refused(other, "--peers b: 1123-", "is not the pinned key 0123-")
-    assert glasu("provision", "pin", signed_kits / "a").stdout.splitlines()[1:] == [f"b: {digits}", f"server: {digits}"]
+    assert glasu("provision", "pin", signed_kits / "a").stdout.splitlines()[1:] == pinned
+
+
+def test_pin_at_the_server_refuses_a_name_that_its_roster_does_not_list(kits):
+    peer = "insuror=0123-4567-89ab-cdef-0123-4567"
+    refused = glasu("provision", "pin", kits / "server", "--peers", peer)
+    roster = ", ".join(open_kit(kits / "server").roster)
+    assert_refused(refused, "--peers insuror: ", f"lists no such party; the parties are {roster}.")
+    assert not (kits / "server" / "pins.toml").exists()
 
 
 def test_secret_makes_a_secret_once(kits):

@@ -76,6 +76,8 @@ def test_an_evaluation_counts_once_and_a_redone_one_again():
     enter(ledger, key=redone)
     enter(ledger)  # training is no evaluation
     assert_refused(ledger, "max_evaluations = 2: this would be evaluation 3", key=KEY._replace(phase=Phase.PREDICTION))
+    said = "a prediction has no settings to change, and limits also count the releases and evaluations of the training"
+    assert_refused(ledger, said, key=KEY._replace(phase=Phase.PREDICTION))
     enter(ledger, "metrics", key=first._replace(round=9), rows=1)
 
 

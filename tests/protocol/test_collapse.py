@@ -30,6 +30,15 @@ def test_the_report_warns_of_a_model_that_has_learned_nothing(labels):
     assert {message.key.round for message in longer} == {config.train.num_rounds + 1}
 
 
+def test_a_party_that_trained_alone_is_named_with_remedies_that_apply_to_it():
+    config, parties = make_collapsing_run(method="standalone")
+    notes = simulate(parties, config).report.notes
+    assert len(notes) == len(parties)
+    for party, note in zip(parties, notes, strict=True):
+        assert f"selected model of party {party.name!r} is no better" in note
+    assert all("train.learning_rate" in note and "train.backward" not in note for note in notes)
+
+
 def test_a_model_that_has_learned_something_sends_the_flag_0():
     sent: list = []
 

@@ -145,12 +145,40 @@ def test_the_page_and_the_line_of_a_report_state_it_too():
     assert f"noisy: {said}" in render_report("title", "introduction", {"noisy": report, "plain": once().report})
 
 
-@pytest.mark.parametrize(("target", "kinds"), [(5.0, set()), (12.0, {Partial, Joint})])
-def test_the_release_that_would_pass_the_target_is_never_sent(target, kinds):
+ROUNDS = {"release": "rounds", "num_rounds": 3, "evaluate_every": 1, "aggregation_layers": (3,)}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"dp_noise_multiplier_probabilities": 2.0},
+        {"release_probabilities": False},
+        {"secure_aggregation": "masks", "precision": "fp32"},
+        ROUNDS,
+        {**ROUNDS, "num_rounds": 1},
+    ],
+    ids=str,
+)
+def test_a_target_that_the_settings_pass_is_refused_before_the_training(keys):
+    keys = {**NOISY, **keys}
+    spent = once(**keys).report.privacy.differential_privacy.spent
+    events: list = []
+    config = settings(**{**KEYS, **keys, "target_epsilon": 0.99 * spent.epsilon_replaced})
+    with pytest.raises(BudgetError, match=r"released at least .* above privacy\.target_epsilon") as caught:
+        simulate(tiny_parties(), config, observer=events.append)
+    assert not events
+    assert f"at least {spent.epsilon_replaced:.3g} (delta 1e-05)" in str(caught.value)
+    again = once(**keys, target_epsilon=1.01 * spent.epsilon_replaced).report
+    assert again.privacy.differential_privacy.spent.releases == spent.releases
+
+
+def test_a_release_that_would_pass_the_target_is_never_sent_where_the_settings_do_not_decide():
     seen, carry = recorder()
-    with pytest.raises(BudgetError, match=r"above privacy\.target_epsilon"):
-        once(carry=carry, target_epsilon=target, **NOISY)
-    assert {type(message) for message in seen} == kinds
+    keys = {**NOISY, **ROUNDS, "aggregation_layers": (1, 3), "backward": "joint", "num_local_steps": 1}
+    with pytest.raises(BudgetError, match=r"would raise the epsilon .* above privacy\.target_epsilon"):
+        once(carry=carry, target_epsilon=25.0, **keys)
+    assert {Partial, Joint} <= {type(message) for message in seen}
 
 
 @pytest.mark.parametrize("keys", [{"aggregation_layers": (3,)}, {"aggregation_layers": (1, 3), "backward": "joint"}])

@@ -182,6 +182,8 @@ def make_output_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         (path / ".writable").touch()
         (path / ".writable").unlink()
+    except FileExistsError:
+        raise DataError(f"--out {path}: is a file, not a folder; choose another folder.") from None
     except OSError as error:
         raise DataError(f"--out {path}: cannot write here ({error.strerror}); choose another folder.") from None
     return path

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folders of other parties, or of the server: compare the ledgers with the heads recorded there",
     )
-    parser.add_argument("--out", type=parse_path, metavar="FILE", help="output file (default: RUN_DIR/audit.html)")
+    parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page, .html (default: RUN_DIR/audit.html)")
     parser.add_argument(
         "--attack",
         action="store_true",
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.report import to_json_value
     from glasu.runtime.audit import audit_folder
     from glasu.runtime.audit_page import render_audit_page, render_text
+    from glasu.runtime.output_dir import refuse_file_among_others
 
     if not args.run_dir.is_dir():
         raise ConfigError(f"{args.run_dir}: is not a folder; give the folder with the ledgers.")
@@ -65,6 +66,10 @@ def run(args: argparse.Namespace) -> None:
     page = args.run_dir / "audit.html" if args.out is None else args.out
     if page.is_dir():
         raise ConfigError(f"--out {page}: is a folder; give the name of a page, for example audit.html.")
+    if page.suffix != ".html":
+        raise ConfigError(f"--out {page}: must end with .html.")
+    refuse_file_among_others(page, args.run_dir)
+    make_output_folder(page.parent)
     audit = audit_folder(args.run_dir, args.peers)
     found, text = dict(to_json_value(audit)), render_text(audit)
     attacks: list[tuple[str, ...]] = []
@@ -75,7 +80,6 @@ def run(args: argparse.Namespace) -> None:
         found["attacks"] = [to_json_value(asdict(each)) for each in results]
         text = f"{text}\n{format_results(results)}"
         attacks = [RESULT_HEADINGS, *map(list_result_cells, results)]
-    make_output_folder(page.parent)
     write_atomically(page, render_audit_page(audit, datetime.now(UTC), attacks).encode())
     print(json.dumps(found, indent=2) if args.json else f"{text}\n{page}")
     if audit.failures:

@@ -68,6 +68,10 @@ def make_demo_config(num_rounds: int, seed: int) -> RunConfig:
 
 def run(args: argparse.Namespace) -> None:
     base = make_demo_config(args.rounds, args.seed)
+
+    from glasu.runtime.output_dir import refuse_contents_of_others
+
+    refuse_contents_of_others(args.out, "other")
     out = make_output_folder(args.out)
 
     from rich.box import SIMPLE

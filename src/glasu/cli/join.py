@@ -49,18 +49,19 @@ def run(args: argparse.Namespace) -> None:
 
     from glasu.cli.log import Log
     from glasu.config import RunConfig
+    from glasu.data.folders import read_manifest, read_party_once
     from glasu.files import hold_folder, raise_descriptor_limit
     from glasu.network.address import check_address
-    from glasu.pki.kit import open_kit
+    from glasu.pki.kit import open_kit, refuse_data_of_others
     from glasu.runtime.output_dir import refuse_contents_of_others
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     raise_descriptor_limit()
+    refuse_data_of_others(kit, read_manifest(args.party).name)  # before --out, whose fault would be another's results
     refuse_contents_of_others(args.out, "party", kit.name)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     out = make_output_folder(args.out)
 
-    from glasu.data.folders import read_party_once
     from glasu.network.options import JoinOptions
     from glasu.runtime.policy_file import find_policy
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from glasu import __version__, registry
 from glasu.cli import align, audit, demo, doctor, join, predict, provision, reproduce, search, serve, split, train
@@ -46,6 +46,13 @@ BETWEEN_ORGANISATIONS = ("align", "doctor", "serve", "join")  # commands whose l
 
 class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown arguments here, so that the error names the help of the command and not that of `glasu`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> None:
     if args.out.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"--out {args.out}: must end with .parquet or .csv.")
 
-    from glasu.runtime.output_dir import refuse_file_of_a_party
+    from glasu.runtime.output_dir import refuse_file_among_others
 
-    refuse_file_of_a_party(args.out)
+    folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
+    refuse_file_among_others(args.out, folder)
     make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
@@ -46,7 +47,6 @@ def run(args: argparse.Namespace) -> None:
     from glasu.runtime.policy_file import find_policies
     from glasu.runtime.trained_model import TrainedModel, write_predictions
 
-    folder = args.run_dir.parent if args.run_dir.name == "model" else args.run_dir
     if (folder / "joining.json").is_file():
         raise ConfigError(
             f"{args.run_dir}: holds the model of one party; the parties predict through a server. Start glasu serve "
@@ -74,6 +74,8 @@ def _choose(parties: list[PartyData], names: str) -> list[PartyData]:
     """Return the parties that --parties names."""
     chosen, known = names.split(","), [party.name for party in parties]
     for name in chosen:
+        if chosen.count(name) > 1:
+            raise ConfigError(f"--parties {names}: {name!r} is named twice; name it once.")
         if name not in known:
             raise ConfigError(f"--parties {names}: there is no party {name!r}; the parties are {', '.join(known)}.")
     return [party for party in parties if party.name in chosen]

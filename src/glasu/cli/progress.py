@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from glasu.runtime.simulation import Observer
     from glasu.timing import Clock
 
+_WRITING = threading.Lock()  # held while lines are written; parties and logs write from several threads
 QUIET_SECONDS = 30.0  # seconds between two lines about one long evaluation, without a terminal
 
 
@@ -58,9 +60,11 @@ class LineTimer:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines to standard error."""
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
+    """Print lines to standard error. Several threads may print at the same time; every line stays whole."""
+    with _WRITING:
+        for line in lines:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -178,18 +178,23 @@ def _pin(folder: Path, peers: list[tuple[str, str]]) -> None:
     from cryptography import x509
 
     from glasu.pki.fingerprint import fingerprint_key, format_fingerprint
-    from glasu.pki.kit import open_kit
+    from glasu.pki.identity import SERVER_NAME
+    from glasu.pki.kit import MANIFEST, open_kit
     from glasu.pki.pins import add_pins
 
     kit = open_kit(folder)
     for name, _ in peers:
         if [other for other, _ in peers].count(name) > 1:
             raise ConfigError(f"--peers {name}: is named twice; name it once.")
+        if kit.roster and name not in (SERVER_NAME, *kit.roster):
+            raise ConfigError(
+                f"--peers {name}: {folder / MANIFEST} lists no such party; the parties are {', '.join(kit.roster)}."
+            )
     pins = add_pins(folder, kit.name, dict(peers)) if peers else kit.pins
     own = fingerprint_key(x509.load_pem_x509_certificate(kit.certificate_pem).public_key())
     print(f"{kit.name} (this kit): {format_fingerprint(own)}")
     for name, digits in sorted(pins.items()):
-        print(f"{name}: {format_fingerprint(digits)}")
+        print(f"{name} (pinned): {format_fingerprint(digits)}")
 
 
 def _make_secret(folder: Path) -> None:

@@ -53,7 +53,11 @@ def _format_command(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    out = make_output_folder(args.out or Path("runs/quick" if args.quick else "runs/reproduce"))
+    from glasu.runtime.output_dir import refuse_contents_of_others
+
+    out = args.out or Path("runs/quick" if args.quick else "runs/reproduce")
+    refuse_contents_of_others(out, "other")
+    make_output_folder(out)
 
     from glasu.cli.log import LineLog
     from glasu.experiments.reproduce import QUICK, reproduce

@@ -54,8 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import LineLog
     from glasu.experiments.search import SearchOptions, search
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     options = SearchOptions(**{item.name: getattr(args, item.name) for item in fields(SearchOptions)})
+    refuse_contents_of_others(args.out, "other")
     make_output_folder(args.out)
     with LineLog(quiet=args.quiet):
         print(search(options).summary())

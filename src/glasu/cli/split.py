@@ -32,11 +32,14 @@ def run(args: argparse.Namespace) -> None:
     from glasu.data.folders import refuse_existing, write_party
     from glasu.data.sources.catalog import load_data
     from glasu.data.statistics import describe_size
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
+    refuse_contents_of_others(args.out, "other")
     loaded = load_data(config)
     out = make_output_folder(args.out)
     for party in loaded.parties:
         refuse_existing(out / party.name)
+        refuse_contents_of_others(out / party.name, "other")
     print_lines([describe_size(loaded.statistics, config.data.name), *loaded.notes])
     for party in loaded.parties:
         write_party(party, out / party.name, args.format)

@@ -15,12 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glasu.cli.arguments import add_extensions, add_policy, add_run_file, make_output_folder, parse_path, read_config
+from glasu.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from glasu.config import RunConfig
+    from glasu.data.sources.catalog import LoadedParties
     from glasu.report import RunReport
+    from glasu.runtime.output_dir import FinishedRun
+    from glasu.runtime.policy_file import PolicyFile
 
 INTERRUPTED = "start the same command again to resume after the last checkpoint"
 EXAMPLE = "glasu train examples/cora.toml --set train.seed=1 --out runs/cora"
@@ -47,11 +51,11 @@ def run(args: argparse.Namespace) -> None:
     config = read_config(args)
 
     from glasu.cli.log import LineLog
-    from glasu.runtime.output_dir import find_finished_run, refuse_contents_of_others
+    from glasu.runtime.output_dir import refuse_contents_of_others
 
     refuse_contents_of_others(args.out, "train")
     with LineLog("glasu train: ", quiet=args.quiet):
-        finished = None if args.fresh else find_finished_run(args.out, config)
+        finished = None if args.fresh else _find_finished_run(args, config)
         if finished is not None and (finished.baselines or not args.baselines):
             again = "to train again, give --fresh or another --out"
             print(f"{args.out}: this run is finished, see report.json there; {again}.")
@@ -66,24 +70,42 @@ def run(args: argparse.Namespace) -> None:
         print(compare_baselines(report, report.baselines))
 
 
+def _find_finished_run(args: argparse.Namespace, config: RunConfig) -> FinishedRun | None:
+    """Return the finished run in the output folder. Faults of the input are reported before a run that differs."""
+    from glasu.runtime.output_dir import find_finished_run
+
+    try:
+        return find_finished_run(args.out, config)
+    except ConfigError:
+        _read_input(args, config)
+        raise
+
+
+def _read_input(args: argparse.Namespace, config: RunConfig) -> tuple[LoadedParties, dict[str, PolicyFile]]:
+    """Load the data and the policies."""
+    from glasu.data.sources.catalog import load_data
+    from glasu.runtime.policy_file import find_policies
+
+    loaded = load_data(config)
+    return loaded, find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
+
+
 def _train(args: argparse.Namespace, config: RunConfig, out: Path) -> RunReport:
     """Train, and write the model and the report to the output folder."""
     from glasu.cli.progress import show_progress
     from glasu.config import describe_profile
-    from glasu.data.sources.catalog import load_data, load_parties
+    from glasu.data.sources.catalog import load_parties
     from glasu.data.statistics import describe_size
     from glasu.files import write_atomically
     from glasu.runtime.baselines import list_settings, train_baselines
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.output_dir import remove_finished_run
-    from glasu.runtime.policy_file import find_policies
     from glasu.runtime.simulation import SimulationOptions, simulate
     from glasu.runtime.simulation_checkpoints import hold_checkpoint_folder
     from glasu.runtime.trained_model import TrainedModel, remove_model
     from glasu.runtime.transcript import TRANSCRIPT
 
-    loaded = load_data(config)
-    policies = find_policies(args.policy, config.data.parties, [party.name for party in loaded.parties])
+    loaded, policies = _read_input(args, config)
     profile = [line] if (line := describe_profile(config)) else []
     about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
     with hold_checkpoint_folder(out / "checkpoints") as checkpoints:

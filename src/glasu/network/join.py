@@ -37,6 +37,7 @@ from glasu.network.session_ledger import LedgerScope, SessionLedger
 from glasu.network.signatures import make_signer
 from glasu.network.state_file import JoiningRecord, StateFile
 from glasu.pki.key_signing import KitSigner
+from glasu.pki.kit import refuse_data_of_others
 from glasu.privacy.ledger import LedgerError
 from glasu.protocol.client import Client
 from glasu.protocol.limits import Limits
@@ -68,11 +69,8 @@ class PartyPurpose(ABC, Generic[ResultT]):
             options: the options of the command.
             owner: the party that the data belongs to; None if the data cannot be read.
         """
-        if owner not in (None, options.kit.name):
-            raise ConfigError(
-                f"the data belongs to party {owner!r} and the kit to party {options.kit.name!r}; use the kit of "
-                f"{owner!r}."
-            )
+        if owner is not None:
+            refuse_data_of_others(options.kit, owner)
         self.options, self.signer = options, make_signer(options.kit)
         self.id_keys = IdKeys(options.kit.name, self.signer)
 

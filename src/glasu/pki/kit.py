@@ -26,7 +26,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from glasu.errors import GlasuError, TransportError
+from glasu.errors import ConfigError, GlasuError, TransportError
 from glasu.pki.certificate import CertificateInfo, fingerprint_certificate, read_certificate
 from glasu.pki.identity import SERVER_NAME, Role, check_roster, find_role
 from glasu.pki.pins import read_pins
@@ -87,6 +87,14 @@ def make_manifest(
         hosts=own.hosts,
         roster=roster if own.role == "server" else (),
     )
+
+
+def refuse_data_of_others(kit: Kit, party: str) -> None:
+    """Refuse the data of another party than the one that the kit belongs to."""
+    if party != kit.name:
+        raise ConfigError(
+            f"the data belongs to party {party!r} and the kit to party {kit.name!r}; use the kit of {party!r}."
+        )
 
 
 def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = None) -> Kit:

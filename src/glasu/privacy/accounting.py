@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,22 @@ class Accountant:
     def __post_init__(self) -> None:
         compute_epsilon(1.0, self.delta)  # report a missing package before the training starts
         self._limit = math.inf if self.target is None else find_limit(self.target, self.delta)
+
+    def check_plan(self, multipliers: Mapping[float, int]) -> None:
+        """Refuse a run whose settings already lead to an epsilon above the target.
+
+        Args:
+            multipliers: the releases that some row certainly has in the run: their number for each noise multiplier.
+        """
+        releases, spent = sum(multipliers.values()), sum(count * z**-2 for z, count in multipliers.items())
+        if spent > self._limit * (1 + _PRECISE):
+            times = "once" if releases == 1 else f"{releases} times"
+            raise BudgetError(
+                f"with the settings of this run a row is released at least {times}, and the epsilon of a replaced row "
+                f"is at least {self._compute_replaced(spent):.3g} (delta {self.delta:g}), above "
+                f"privacy.target_epsilon={self.target:g}. Nothing was sent. Use more noise, fewer releases or a higher "
+                "target."
+            )
 
     def check(self, entry: Entry) -> None:
         """Refuse a release after which the epsilon of a row would exceed the target."""

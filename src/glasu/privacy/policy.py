@@ -73,6 +73,11 @@ NODE_KINDS = tuple(TENSOR_KINDS)  # kinds with one row per node
 INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
 Limit = Annotated[int, Bounds(0, 2**53)]
 UNNAMED = "the policy"
+CHANGE_RUN = "change the settings of the run, or the policy"
+CHANGE_POLICY = (
+    "change the policy: a prediction has no settings to change, and limits also count the releases and evaluations of "
+    "the training in this ledger"
+)
 
 
 class PolicyError(GlasuError):
@@ -125,15 +130,15 @@ class Policy(Checked):
             return f"require.{kind} = {list(names)}: its protection is {protection!r}"
         return None
 
-    def make_error(self, source: str, why: str, what: str) -> PolicyError:
+    def make_error(self, source: str, why: str, what: str, remedy: str = CHANGE_RUN) -> PolicyError:
         """Return the error for a broken rule.
 
         Args:
             source: names the policy.
             why: the rule, and the value that breaks it.
             what: the release or the settings that are refused.
+            remedy: what helps.
         """
-        remedy = "change the settings of the run, or the policy"
         return PolicyError(f"{source}: {why}; refused {what}. To continue, {remedy}.", f"its policy: {why}; {remedy}.")
 
 
@@ -156,7 +161,8 @@ class PolicyRule:
         if found is not None:
             layer = f", layer {entry.layer}" if entry.layer >= 0 else ""
             what = f"a release of {entry.kind} ({entry.phase} round {entry.round}{layer}); nothing was sent"
-            raise self.policy.make_error(self._source, found, what)
+            remedy = CHANGE_POLICY if entry.phase == "prediction" else CHANGE_RUN
+            raise self.policy.make_error(self._source, found, what, remedy)
 
     def _find_limit(self, entry: Entry) -> str | None:
         """Return the limit that a release exceeds, or None."""

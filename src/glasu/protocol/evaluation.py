@@ -95,7 +95,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
     metrics, _, verdict = yield Timed(evaluation, "evaluation")
     if progress.best_is_collapsed:
-        yield Collapsed()
+        yield Collapsed(client.name if client.is_alone else None)
     if verdict is None and client.has_labels:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
         party = client.name if client.is_alone else None

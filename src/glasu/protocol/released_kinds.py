@@ -1,11 +1,14 @@
-"""The kinds of content that a client will release with its settings, so that a policy can refuse them at the start."""
+"""The releases that a client will make with its settings, so that a policy or a target can refuse them at the start."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from glasu.config import RunConfig, list_candidates
+from glasu.config_sections import reads_whole_graph
 from glasu.data.methods import evaluates_once, has_server, keeps_scores
+from glasu.privacy.noise import read_mechanism
 from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.protocol.key_agreement import needs_keys
 from glasu.protocol.masked import PROOF_PROTECTION, name_verdict_protection
@@ -19,6 +22,7 @@ from glasu.wire.tensor_kinds import (
     PROBABILITIES,
     REPRESENTATION,
     TENSOR_KINDS,
+    TensorKind,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +93,36 @@ def count_evaluations(client: Client) -> int:
         return 1
     subsets = sum(client.identity.index in subset for subset in list_subsets(client.requested, client.identity))
     return min(_count_selections(each.train) for each in list_candidates(client.requested)) + 1 + subsets
+
+
+def list_row_releases(client: Client) -> list[dict[float, int]]:
+    """Return the noisy releases that single rows certainly have in a training: their number for each multiplier.
+
+    The first row belongs to a test node. The second one belongs to a training node, if every round uses all of them.
+    """
+    requested = client.requested
+    if not (requested.privacy.adds_noise and has_server(requested)):
+        return []
+    test = {REPRESENTATION: 1}
+    if requested.privacy.release_probabilities:
+        test[PROBABILITIES] = 1
+    rows, trains = [test], [each.train for each in list_candidates(requested)]
+    if not requested.train.releases_once and all(_uses_all_nodes(train) for train in trains):
+        rows.append({REPRESENTATION: min(train.num_rounds for train in trains)})
+    return [_count_by_multiplier(client, row) for row in rows]
+
+
+def _uses_all_nodes(train: TrainConfig) -> bool:
+    return train.batch_size == 0 and reads_whole_graph(train.sampler)
+
+
+def _count_by_multiplier(client: Client, releases: Mapping[TensorKind, int]) -> dict[float, int]:
+    """Replace each kind of release by its noise multiplier; kinds with the same multiplier are added."""
+    found: dict[float, int] = {}
+    for kind, count in releases.items():
+        if (mechanism := read_mechanism(_name_protection(client, kind.name))) is not None:
+            found[mechanism.multiplier] = found.get(mechanism.multiplier, 0) + count
+    return found
 
 
 def _count_selections(train: TrainConfig) -> int:

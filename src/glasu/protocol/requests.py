@@ -177,11 +177,14 @@ class CandidateDiverged(Event):
 class Collapsed(Event):
     """Event: on the validation nodes the selected model is no better than one prediction for all of them."""
 
+    party: str | None = None  # the party that trained the model alone; None: the parties trained it together
+
     def __str__(self) -> str:
+        owner = "" if self.party is None else f" of party {self.party!r}"
+        exact = "" if self.party else 'exact gradients (train.backward = "joint", train.num_local_steps = 1), '
         return (
-            "on the validation nodes the selected model is no better than one prediction for all nodes: it has learned "
-            'nothing. Use exact gradients (train.backward = "joint", train.num_local_steps = 1), model.normalization = '
-            '"layer", fewer layers, or another train.learning_rate'
+            f"on the validation nodes the selected model{owner} is no better than one prediction for all nodes: it has "
+            f'learned nothing. Use {exact}model.normalization = "layer", fewer layers, or another train.learning_rate'
         )
 
 

@@ -1,4 +1,4 @@
-"""Attach ledger files and policies to clients. Settings that a policy forbids are refused first."""
+"""Attach ledger files and policies to clients. Settings that a policy or a target forbids are refused first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glasu.protocol.released_kinds import count_evaluations, list_protections
+from glasu.privacy.accounting import Accountant
+from glasu.protocol.released_kinds import count_evaluations, list_protections, list_row_releases
 from glasu.runtime.ledger_file import keep_run, open_ledger
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def check_training(client: Client, policy: PolicyFile | None) -> None:
-    """Refuse a training run in which the policy would forbid a later release."""
+    """Refuse a training run in which the policy or `privacy.target_epsilon` would forbid a later release."""
+    for rule in client.release.rules:
+        if isinstance(rule, Accountant):
+            for multipliers in list_row_releases(client):
+                rule.check_plan(multipliers)
     if policy is not None:
         policy.policy.check_settings(list_protections(client), count_evaluations(client), str(policy.path))
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from glasu.config import RunConfig, list_candidates, resolve
 from glasu.errors import ConfigError
-from glasu.records import RecordError, Sections, parse_json, parse_toml, read_record
+from glasu.records import RecordError, Sections, parse_json, read_record
 from glasu.report import PartySummary
 
-Writer = Literal["train", "server", "party", "provision"]
+Writer = Literal["train", "server", "party", "provision", "other"]  # other: owns none of the contents listed here
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT, MODEL = "report.json", "model/model.toml"
-PARTY, KIT = "party.toml", "kit.toml"
+PARTY, KIT, PRIVATE_KEY = "party.toml", "kit.toml", "key.pem"
 KITS = "the CA and the kits of `glasu provision`"
 OTHER_DATA = (
     "holds a run that started with other data: this party's features, edges, labels or ids have changed since then; "
@@ -62,6 +62,22 @@ def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = Non
         raise ConfigError(
             f"--out {out}: holds {_describe_results(there)}, and this is party {party!r}; choose another --out."
         )
+
+
+def refuse_file_among_others(path: Path, run_dir: Path) -> None:
+    """Refuse an --out file if its folder does not exist, or holds anything except the results that a command reads.
+
+    Args:
+        path: the file, which need not exist.
+        run_dir: the folder that the command reads; a file may be written there.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"--out {path}: {folder} is not an existing folder; create it, or choose another file.")
+    if folder.resolve() == run_dir.resolve():
+        return
+    for _, words in _find_contents(folder):
+        raise ConfigError(f"--out {path}: its folder holds {words}; choose another folder.")
 
 
 def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
@@ -140,6 +156,8 @@ def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
         found.append((None, f"a party's data ({PARTY})"))
     if (out / KIT).is_file():
         found.append((None, f"a kit ({KIT})"))
+    elif (out / PRIVATE_KEY).is_file():
+        found.append((None, f"a private key ({PRIVATE_KEY})"))
     if (out / "ca" / "ca.toml").is_file():
         found.append(("provision", KITS))
     if (out / "ca.toml").is_file():
@@ -170,14 +188,3 @@ def _find_party(out: Path) -> str | None:
         if isinstance(party, str):
             return party
     return None
-
-
-def refuse_file_of_a_party(path: Path) -> None:
-    """Refuse to write over the nodes or edges of a party's folder."""
-    try:
-        manifest = parse_toml((path.parent / PARTY).read_bytes(), PARTY)
-    except (OSError, RecordError):
-        return
-    named = {str(manifest.get(table)) for table in ("nodes", "edges")} if isinstance(manifest, dict) else set()
-    if path.name in named or path.stem in ("nodes", "edges"):
-        raise ConfigError(f"--out {path}: belongs to a party's data ({path.parent / PARTY}); choose another file.")

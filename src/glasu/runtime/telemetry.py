@@ -221,7 +221,7 @@ class Telemetry:
             log.info("%s", self.record_candidate(event))
         elif isinstance(event, CandidateDiverged):
             log.info("%s.", event)
-        elif isinstance(event, Collapsed) and not self.warnings:  # every party with labels reports it
+        elif isinstance(event, Collapsed) and f"{event}." not in self.warnings:  # every party with labels reports it
             self.warnings.append(f"{event}.")
             log.warning("%s.", event)
         elif isinstance(event, Propagated):
@@ -332,7 +332,7 @@ class Telemetry:
             parties=tuple(parties),
             overridden=overridden,
             race=race,
-            notes=(*notes, *self.warnings),
+            notes=(*notes, *sorted(self.warnings)),  # parties that train alone report in any order
             subsets=tuple(self.subsets.values()) or None,
             warm_start=warm,
         )
