@@ -55,7 +55,7 @@ def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache |
     parties = _divide(config, data, cache)
     if not for_prediction:
         used, _ = override_settings(config)
-        check_parties(parties, used.train.label_owner, used.train.task)
+        check_parties(parties, used.train.label_owner, used.train.task, used.data.split)
     return LoadedParties(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
