@@ -48,6 +48,21 @@ def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuse
     assert all(f'"{name}"' in str(caught.value) for name in registry.choices(seam))
 
 
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"backbone": "gcniii"}}, r'must be .*"sage".* \(did you mean "gcnii"\?\)\.$'),
+        ({"train": {"method": "ensembl"}}, r'\(did you mean "ensemble"\?\)'),
+        ({"train": {"sampler": "neighbour"}}, r'\(did you mean "neighbor"\?\)'),
+        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)'),
+        ({"data": {"split": "publc"}}, r'\(did you mean "public"\?\)'),
+    ],
+)
+def test_a_value_that_is_similar_to_a_choice_gets_a_suggestion(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_dict(sections)
+
+
 @pytest.mark.parametrize("module", SEAM_MODULES)
 def test_a_module_of_a_seam_loads_where_torch_numba_and_tenseal_cannot_be_imported(module):
     run(
