@@ -316,6 +316,47 @@ def test_all_faults_of_the_tables_are_listed_together(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_faults_of_both_tables_and_of_one_column_are_listed_together(tmp_path):
+    nodes = NODES.replace(",40,", ",old,").replace("7,30,", "7,,").replace("9,50,", "7,inf,")
+    edges = "source,target,w\n7,8\n4,3\n".replace("8\n", "8,-1\n").replace("4,3\n", "4,3,\n")
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", nodes, edges, MANIFEST + 'weight = "w"\n'))
+    for part in (
+        "nodes.csv: column 'id', row 3: the id is also in an earlier row",
+        "edges.csv: column 'source', row 2: the id is not among",
+        "edges.csv: column 'target', row 1: the id is not among",
+        "edges.csv: column 'w', row 2: the weight is missing",
+        "nodes.csv: column 'age', row 3: is infinite",
+        "nodes.csv: column 'age', row 2: is not a number",
+        "nodes.csv: column 'age', row 1: the value is missing",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_missing_column_is_explained_with_its_key_and_a_similar_name(tmp_path):
+    manifest = 'label = "lable"\nsplit = "part"\n'
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", manifest=manifest))
+    for part in (
+        "has no column 'lable' (did you mean 'label'?); its first line names 5 other columns. Set label to the name of",
+        "has no column 'part'; its first line names 5 other columns. Set split to the name of a column in party.toml.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"),
+    [
+        (NODES, "source,target\n7, 3\n3,9\n"),  # integers
+        (NODES.replace("\n9,", "\nu9,"), "source,target\n7,3 \n3,u9\n"),
+        (NODES.replace("\n3,", "\n3 ,"), "source,target\n7,3\n7,9\n"),
+    ],
+)
+def test_an_id_that_differs_from_a_node_only_by_white_space_is_explained(tmp_path, nodes, edges):
+    with pytest.raises(DataError, match=r"White space at the ends is the only fault of 1 of these.*id_whitespace"):
+        read_party(folder_with(tmp_path / "a", nodes, edges))
+
+
 def test_all_missing_columns_are_listed_together(tmp_path):
     manifest = 'id = "key"\nlabel = "label"\nsplit = "part"\nsource = "from"\n'
     with pytest.raises(DataError, match=r"column 'key'.*column 'part'.*edges\.csv: has no column 'from'"):
