@@ -86,7 +86,11 @@ A = party("a", [0, 1, 2, 3])
         (replace(A, name="all"), DataError, "party 'all': train.labels = .all. means all parties"),
         (party("b", [0, 1, 2]), AlignmentError, "4 nodes, 'b' has 3"),
         (party("b", [0, 1, 3, 2]), AlignmentError, "different ids or orders"),
-        (replace(A, name="b", labels=None, classes=()), DataError, "'b' has no labels"),
+        (
+            replace(A, name="b", labels=None, classes=()),
+            DataError,
+            "'b' has no labels; with labels: a; train.labels must",
+        ),
         (replace(A, name="b", splits=None), DataError, "has no splits"),
         (replace(A, name="b", classes=("y", "x")), DataError, "classes of 'a' and 'b' differ"),
         (replace(A, name="b", labels=np.array([0, 1, 1, 1])), DataError, "labels of 'a' and 'b' differ"),

@@ -214,7 +214,7 @@ def test_parquet_of_other_types_is_understood(tmp_path):
     }
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
     parquet.write_table(pa.table({"source": ["u"], "target": ["v"]}), folder / "edges.parquet")
-    with pytest.raises(DataError, match="the labels have 1 class"):
+    with pytest.raises(DataError, match="the labels have only one class"):
         read_party(folder)
     nodes["label"] = pa.array([3, 4], pa.int8())
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
@@ -331,6 +331,15 @@ def test_faults_of_both_tables_and_of_one_column_are_listed_together(tmp_path):
         "nodes.csv: column 'age', row 1: the value is missing",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("labels", "found"), [((",", ",", ","), "no class"), ((",x,", ",x,", ",,"), "only one class")])
+def test_labels_of_fewer_than_two_classes_are_refused_with_file_and_column(tmp_path, labels, found):
+    nodes = "id,age,label,split\n" + "".join(
+        f"{number},30,{label.strip(',')},train\n" for number, label in zip((7, 3, 9), labels, strict=True)
+    )
+    with pytest.raises(DataError, match=rf"nodes\.csv: column 'label': the labels have {found}; .* remove label from"):
+        read_party(folder_with(tmp_path / "a", nodes))
 
 
 def test_a_missing_column_is_explained_with_its_key_and_a_similar_name(tmp_path):

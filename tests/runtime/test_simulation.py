@@ -457,6 +457,12 @@ def test_what_are_no_parties_is_refused_with_how_to_make_them(things):
         glasu.train(things)
 
 
+@pytest.mark.parametrize("things", [[], ()])
+def test_an_empty_list_of_parties_is_called_empty(things):
+    with pytest.raises(DataError, match=r"^parties is an empty list of PartyData; glasu\.split_vertically"):
+        glasu.train(things)
+
+
 @pytest.mark.parametrize("config", [{"train": {}}, {}, "run.toml"], ids=str)
 def test_what_is_no_config_is_refused_with_how_to_build_one(config):
     for train in (glasu.train, lambda parties, config: glasu.GLASUClassifier(config=config).fit(parties)):

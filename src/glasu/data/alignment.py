@@ -73,6 +73,13 @@ def check_parties(
             raise AlignmentError(f"parties {first.name!r} and {party.name!r} list different ids or orders; align them.")
     owners = list(parties) if label_owner is None else [_find_party(label_owner, parties)]
     for owner in owners:
+        if owner.labels is None:
+            having = [party.name for party in parties if party.labels is not None]
+            listed = f"; with labels: {', '.join(having)}" if having else ""
+            raise DataError(
+                f"party {owner.name!r} has no labels{listed}; train.labels must name a party that has them, or be "
+                '"all" if every party has.'
+            )
         _check_labels(owner, owners[0], task, split)
 
 
@@ -94,10 +101,7 @@ def _find_party(name: str, parties: Sequence[PartyData]) -> PartyData:
 
 def _check_labels(party: PartyData, first: PartyData, task: str, split: Split) -> None:
     where = f"party {party.name!r}"
-    if party.labels is None:
-        raise DataError(
-            f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
-        )
+    assert party.labels is not None
     _check_label_form(party.labels, party.classes, task, where)
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")

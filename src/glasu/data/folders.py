@@ -346,17 +346,31 @@ def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, 
     if manifest.label is None:
         return None, ()
     if isinstance(manifest.label, tuple):
-        return _read_multilabels(nodes, manifest.label), manifest.classes or manifest.label
+        classes = manifest.classes or manifest.label
+        _refuse_one_class(nodes, manifest.label, classes)
+        return _read_multilabels(nodes, manifest.label), classes
     if manifest.label_type == "number":
         return nodes.numbers(manifest.label, np.float64), ()
     names = nodes.strings(manifest.label)
     classes = manifest.classes or tuple(_sort_classes({name for name in names if name is not None}))
+    _refuse_one_class(nodes, (manifest.label,), classes)
     number = {name: position for position, name in enumerate(classes)}
     labels = np.array([-1 if name is None else number.get(name, -2) for name in names], np.int64)
     if (labels == -2).any():
         rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; add it there, or leave it empty."
         raise nodes.explain(manifest.label, labels == -2, rule)
     return labels, classes
+
+
+def _refuse_one_class(nodes: Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Refuse labels of fewer than two classes."""
+    if len(classes) < 2:
+        named = f"column{'s' * (len(columns) != 1)} {', '.join(map(repr, columns))}"
+        found = "no class" if not classes else "only one class"
+        raise DataError(
+            f"{nodes.path}: {named}: the labels have {found}; a classifier needs at least two. Fill in labels, or "
+            f"remove label from {PARTY_FILE} if this party has none."
+        )
 
 
 def _read_multilabels(nodes: Table, names: tuple[str, ...]) -> NDArray[np.int64]:
