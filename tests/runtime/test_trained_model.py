@@ -215,7 +215,7 @@ def test_of_pooled_columns_the_names_are_compared_too():
 def test_other_parties_than_those_that_trained_are_refused():
     model, parties, _ = train_model()
     with pytest.raises(
-        AlignmentError, match="trained by the parties a, b, c; got a, c, b. List them in the order of the training"
+        AlignmentError, match=r"trained by the parties a, b, c; got a, c, b. List them in the order of the training"
     ):
         model.predict_proba([parties[0], parties[2], parties[1]])
     with pytest.raises(AlignmentError, match=r"got a, b\. Add c\."):

@@ -416,4 +416,5 @@ def _read_graph(edges: Table, manifest: PartyManifest, ids: Any) -> Graph:
             weights = edges.numbers(manifest.weight, required="the weight is missing; give every edge one.")
             edges.refuse(manifest.weight, weights < 0, "the weight is negative; use weights of 0 or more.")
     faults.raise_if_any()
-    return Graph.from_edges(*ends, len(ids), weights)
+    source, target = ends
+    return Graph.from_edges(source, target, len(ids), weights)
