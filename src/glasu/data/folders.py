@@ -353,12 +353,12 @@ def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, 
         return nodes.numbers(manifest.label, np.float64), ()
     names = nodes.strings(manifest.label)
     classes = manifest.classes or tuple(_sort_classes({name for name in names if name is not None}))
-    _refuse_one_class(nodes, (manifest.label,), classes)
     number = {name: position for position, name in enumerate(classes)}
     labels = np.array([-1 if name is None else number.get(name, -2) for name in names], np.int64)
     if (labels == -2).any():
         rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; add it there, or leave it empty."
         raise nodes.explain(manifest.label, labels == -2, rule)
+    _refuse_one_class(nodes, (manifest.label,), classes)
     return labels, classes
 
 
