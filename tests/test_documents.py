@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 
 from glasu import registry
 from glasu.cli.main import COMMANDS
+from support.warm_process import run_program
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+EXTENSIONS = (ROOT / "docs" / "extensions.md").read_text()
 KEYS_OF_SEAMS = {  # seam -> section and key whose value names a choice of the seam
     "aggregation": ("model", "aggregation"),
     "backbone": ("model", "backbone"),
@@ -31,6 +34,35 @@ KEYS_OF_SEAMS = {  # seam -> section and key whose value names a choice of the s
     "secure aggregation": ("privacy", "secure_aggregation"),
     "task": ("train", "task"),
 }
+
+
+SAMPLER = """
+import numpy as np
+import glasu
+from glasu import registry
+from glasu.model.draw_estimates import EdgeCounts
+registry.load_extension("my_sampler")
+config = glasu.RunConfig.from_dict({
+    "data": {"name": "synthetic", "num_nodes": 60, "average_degree": 6.0, "num_features": 9},
+    "train": {"num_rounds": 2, "evaluate_every": 2, "fanout": 2, "sampler": "first-neighbors", "batch_size": 8},
+    "model": {"backbone": "gcn", "hidden": 8, "num_layers": 2, "aggregation_layers": [1]},
+})
+parties = glasu.load_parties(config)
+graph, targets = parties[0].graph, np.array([3, 7, 20])
+sampler = registry.load("sampler", "first-neighbors")(config, graph, 0)
+draw = sampler.draw(targets, 0, 1)
+for row, target in enumerate(targets):
+    drawn = graph.indices[draw.edges[draw.starts[row] : draw.starts[row + 1]]]
+    neighbors = graph.indices[graph.indptr[target] : graph.indptr[target + 1]]
+    assert drawn.tolist() == neighbors[:2].tolist()
+    assert {target, *drawn} <= set(draw.nodes)
+whole = np.arange(graph.num_nodes)
+estimate = sampler.estimate_draw(config.train, EdgeCounts(graph, 2), len(whole), constant_batch=False)
+assert estimate.nodes == graph.num_nodes
+assert estimate.numbers == 2 * len(whole) + 1 + 2 * len(sampler.draw(whole, 0, 1).edges)
+report = glasu.train(parties, config)
+print("ok", report.config.train.sampler, len(report.losses))
+"""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -86,6 +118,29 @@ def test_the_table_of_seams_lists_those_that_an_extension_can_add_to_with_their_
     assert [(seam, (section, key)) for seam, section, key in rows] == [
         (seam, KEYS_OF_SEAMS[seam]) for seam in registry.EXTENSIBLE
     ]
+
+
+def test_the_page_on_extensions_names_the_class_the_methods_and_an_example_of_every_seam():
+    rows = re.findall(r'^\| `"([\w ]+)"` \| `(\w+)` \| (.*) \| (.*) \|$', EXTENSIONS, re.M)
+    assert {seam: base for seam, base, _, _ in rows} == registry.BASES
+    for seam, base, needed, example in rows:
+        cls = registry.import_attribute(f"{registry.TABLES[seam].partition(':')[0]}:{base}", seam)
+        required = getattr(cls, "__abstractmethods__", None) or {
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        }
+        assert required <= set(re.findall(r"`(\w+)`", needed)), seam
+        files = re.findall(r"`([\w/]+\.py)`", example)
+        source = "".join((ROOT / "src" / "glasu" / file).read_text() for file in files)
+        for name in re.findall(r"`(\w+)`", example):
+            assert re.search(rf"^(class )?{name}\b", source, re.M), name
+
+
+def test_the_sampler_of_the_page_on_extensions_draws_and_trains(tmp_path):
+    (block,) = re.findall(r"```python\n# my_sampler\.py\n(.*?)```", EXTENSIONS, re.S)
+    (tmp_path / "my_sampler.py").write_text(block)
+    assert run_program(SAMPLER, tmp_path, [tmp_path]).split() == ["ok", "first-neighbors", "2"]
 
 
 def test_ci_and_the_workflow_call_make_test():

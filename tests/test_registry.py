@@ -48,6 +48,21 @@ def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuse
     assert all(f'"{name}"' in str(caught.value) for name in registry.choices(seam))
 
 
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"backbone": "gcniii"}}, r'must be .*"sage".* \(did you mean "gcnii"\?\)\.$'),
+        ({"train": {"method": "ensembl"}}, r'\(did you mean "ensemble"\?\)'),
+        ({"train": {"sampler": "neighbour"}}, r'\(did you mean "neighbor"\?\)'),
+        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)'),
+        ({"data": {"split": "publc"}}, r'\(did you mean "public"\?\)'),
+    ],
+)
+def test_a_value_that_is_similar_to_a_choice_gets_a_suggestion(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_dict(sections)
+
+
 @pytest.mark.parametrize("module", SEAM_MODULES)
 def test_a_module_of_a_seam_loads_where_torch_numba_and_tenseal_cannot_be_imported(module):
     run(
@@ -125,6 +140,77 @@ def test_an_extension_that_exits_is_refused(tmp_path, monkeypatch):
 def test_an_unknown_choice_is_refused_with_those_that_are_known():
     with pytest.raises(ConfigError, match="sampler 'nowhere' is not known; known are full, neighbor, shared"):
         registry.load("sampler", "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ('register("backbone", "gcn", int)', "backbone 'gcn' is registered already"),
+        ('register("flavour", "sweet", int)', "there is no seam 'flavour'"),
+        ('register("sampler", "Upper Case", int)', "sampler 'Upper Case': a name has"),
+    ],
+)
+def test_the_error_of_a_refused_choice_names_the_extension(tmp_path, monkeypatch, source, said):
+    name = f"refused_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(f"from glasu.registry import register\n{source}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=f"^extension '{name}': {said}"):
+        registry.load_extension(name)
+
+
+WRONG_EXTENSION = """
+from glasu.model.sampler import Sampler
+from glasu.registry import register
+class Draws(Sampler):
+    pass
+register("backbone", "wrong-base", int)
+register("sampler", "no-draw", Draws)
+register("task", "wrong-function", len)
+register("partition", "wrong-type", "wrong_extension:Draws")
+"""
+
+
+def test_a_choice_of_another_class_is_refused_with_its_extension_and_the_base_class(tmp_path, monkeypatch):
+    (tmp_path / "wrong_extension.py").write_text(WRONG_EXTENSION)
+    (tmp_path / "run.toml").write_text('[data]\nname = "synthetic"\n[model]\nbackbone = "wrong-base"\n')
+    printed = run_program(
+        "import sys\n"
+        "from glasu import registry\n"
+        "from glasu.cli.main import main\n"
+        "print(main(['train', sys.argv[1], '--out', 'out', '--extension', 'wrong_extension']))\n"
+        "for seam, name in (('backbone', 'wrong-base'), ('sampler', 'no-draw'), ('task', 'wrong-function'),\n"
+        "        ('partition', 'wrong-type')):\n"
+        "    try:\n"
+        "        registry.load(seam, name)\n"
+        "    except registry.ConfigError as error:\n"
+        "        print(error)\n",
+        tmp_path,
+        [tmp_path],
+        [str(tmp_path / "run.toml")],
+    )
+    start = "extension 'wrong_extension': "
+    assert printed.splitlines() == [
+        "2",
+        f"{start}backbone 'wrong-base': must be a subclass of glasu.model.backbones.Backbone, got the class "
+        "builtins.int; register a subclass.",
+        f"{start}sampler 'no-draw': Draws must define draw of glasu.model.sampler.Sampler; add it.",
+        f"{start}task 'wrong-function': must be a subclass of glasu.model.task.Task, got an object of the type "
+        "builtin_function_or_method; register a subclass.",
+        f"{start}partition 'wrong-type': must be an instance of glasu.data.partition.Partition, got the class "
+        "wrong_extension.Draws; register one.",
+    ]
+
+
+def test_every_built_in_choice_is_of_the_base_class_of_its_seam():
+    printed = run(
+        "from glasu import registry\n"
+        "for seam in registry.BASES:\n"
+        "    for name in registry.import_attribute(registry.TABLES[seam], seam):\n"
+        "        registry.register(seam, f'another-{name}'[:40], registry.load(seam, name))\n"
+        "        assert registry.load(seam, f'another-{name}'[:40]) is registry.load(seam, name)\n"
+        "    print(seam)\n"
+    )
+    assert printed.split() == list(registry.EXTENSIBLE)
 
 
 EXTENSION = """

@@ -27,6 +27,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import difflib
 import enum
 import functools
 import json
@@ -340,7 +341,8 @@ class _Reader:
         if isinstance(rule, Choice):
             if isinstance(value, str) and registry.is_choice(rule.seam, value):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
+            rule = f"must be {describe_expected(annotation)}{_suggest_choice(value, annotation)}"
+            return self.fault(FaultCode.VALUE, path, rule, describe(value))
         before = len(self.faults)
         result = self.read_value(inner, value, path, depth)
         if isinstance(rule, Bounds) and len(self.faults) == before and not rule.contains(result):
@@ -355,6 +357,7 @@ class _Reader:
         if len(rest) == 1:
             return self.read_value(rest[0], value, path, depth)
         rule, code = f"must be {' or '.join(map(describe_expected, rest))}", FaultCode.TYPE
+        rule += next(filter(None, (_suggest_choice(value, option) for option in rest)), "")
         for option in rest:
             attempt = _Reader(self.source, self.finite, self.names, partial=self.partial)
             with contextlib.suppress(RecordError):  # too many faults
@@ -421,7 +424,8 @@ class _Reader:
         if typing.get_origin(annotation) is Literal:
             if any(value == choice and type(value) is type(choice) for choice in typing.get_args(annotation)):
                 return value
-            return self.fault(FaultCode.VALUE, path, f"must be {describe_expected(annotation)}", describe(value))
+            rule = f"must be {describe_expected(annotation)}{_suggest_choice(value, annotation)}"
+            return self.fault(FaultCode.VALUE, path, rule, describe(value))
         if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             too_large = isinstance(value, int) and abs(value) > sys.float_info.max
             if too_large or (self.finite and not math.isfinite(value)):
@@ -493,6 +497,19 @@ def describe_expected(annotation: Any) -> str:
     if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
         return "an object"
     return TYPE_NAMES.get(annotation, ("a plain value", ""))[0]
+
+
+def _suggest_choice(value: object, annotation: Any) -> str:
+    """Return the choice of an annotation that is most similar to a value, as the end of a rule; "" if none is."""
+    inner = typing.get_args(annotation)
+    choices: Sequence[object] = ()
+    if typing.get_origin(annotation) is Literal:
+        choices = inner
+    elif typing.get_origin(annotation) is Annotated and isinstance(inner[1], Choice):
+        choices = registry.choices(inner[1].seam)
+    names = [choice for choice in choices if isinstance(choice, str)]
+    match = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    return f" (did you mean {json.dumps(match[0])}?)" if match else ""
 
 
 def _name_plural(annotation: Any) -> str:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -42,12 +43,29 @@ TABLES = {
     "secure aggregation": "glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS",
     "task": "glasu.model.task:TASKS",
 }
+# The base class of the choices of a seam, in the module of its table. If the class is abstract, a choice is a subclass
+# that defines all abstract methods. Otherwise, a choice is an instance.
+BASES = {
+    "aggregation": "Aggregation",
+    "backbone": "Backbone",
+    "data": "DataSource",
+    "encoding": "Precision",
+    "method": "Method",
+    "optimizer": "Optimizer",
+    "partition": "Partition",
+    "preset": "Preset",
+    "sampler": "Sampler",
+    "schedule": "Schedule",
+    "task": "Task",
+}
 # Seams to which an extension may add a choice. The others are rules of privacy that the threat model describes.
-EXTENSIBLE = tuple(seam for seam in TABLES if seam not in ("profile", "secure aggregation"))
+EXTENSIBLE = tuple(BASES)
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in TABLES}  # choices that extensions added
+_sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of its errors
 _extensions: dict[str, Extension] = {}
+_loading: list[str] = []  # names of the extensions that are being imported; the last one calls `register` now
 
 
 @dataclass(frozen=True)
@@ -92,9 +110,14 @@ def load(seam: str, name: str) -> Any:
             f"{seam} {name!r} is not known; known are {listed}. Load the extension that registers {name!r}, or "
             "correct the name."
         )
-    table = _load_table(seam)
-    target = table[name] if name in table else _registered[seam][name]
-    return import_attribute(target, f"{seam} {name!r}") if isinstance(target, str) else target
+    table, what = _load_table(seam), f"{seam} {name!r}"
+    if name in table:
+        target = table[name]
+        return import_attribute(target, what) if isinstance(target, str) else target
+    target, what = _registered[seam][name], f"{_sources[seam, name]}{what}"
+    choice = import_attribute(target, what) if isinstance(target, str) else target
+    _check_base(seam, choice, what)
+    return choice
 
 
 def register(seam: str, name: str, target: object) -> None:
@@ -103,20 +126,23 @@ def register(seam: str, name: str, target: object) -> None:
     Args:
         seam: one of `EXTENSIBLE`.
         name: the value in the config; lower-case letters, digits, "_" and "-".
-        target: the implementation, or "module:attribute" to import it on first use.
+        target: the implementation, or "module:attribute" to import it on first use. It must be a subclass or an
+            instance of the class in `BASES`; `load` checks this.
     """
+    source = f"extension {_loading[-1]!r}: " if _loading else ""
     if seam not in TABLES:
-        raise ConfigError(f"there is no seam {seam!r}; the seams are {', '.join(EXTENSIBLE)}.")
+        raise ConfigError(f"{source}there is no seam {seam!r}; the seams are {', '.join(EXTENSIBLE)}.")
+    what = f"{source}{seam} {name!r}"
     if seam not in EXTENSIBLE:
-        raise ConfigError(f"{seam} {name!r}: no extension can add a {seam}; it can add to {', '.join(EXTENSIBLE)}.")
+        raise ConfigError(f"{what}: no extension can add a {seam}; it can add to {', '.join(EXTENSIBLE)}.")
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{seam} {name!r}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
+            f"{what}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
         )
     # Two implementations under one name would let parties compute different things with equal settings.
     if name in _load_table(seam) or not _is_same(_registered[seam].get(name, target), target):
-        raise ConfigError(f"{seam} {name!r} is registered already; choose another name.")
-    _registered[seam][name] = target
+        raise ConfigError(f"{what} is registered already; choose another name.")
+    _registered[seam][name], _sources[seam, name] = target, source
 
 
 def load_extension(name: str) -> Extension:
@@ -178,7 +204,11 @@ def import_attribute(target: str, what: str) -> Any:
 
 def _load_extension(name: str, version: str) -> Extension:
     if name not in _extensions:
-        module = _import(name, f"extension {name!r}")
+        _loading.append(name)
+        try:
+            module = _import(name, f"extension {name!r}")
+        finally:
+            _loading.pop()
         stated = version or str(getattr(module, "__version__", ""))
         _extensions[name] = Extension(name, stated, _digest_source(module))
     return _extensions[name]
@@ -200,6 +230,26 @@ def _digest_source(module: ModuleType) -> str:
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _check_base(seam: str, choice: object, what: str) -> None:
+    """Refuse a choice that is not of the base class of its seam, or does not define all methods."""
+    base = import_attribute(f"{TABLES[seam].partition(':')[0]}:{BASES[seam]}", what)
+    required = f"{base.__module__}.{base.__name__}"
+    if not inspect.isabstract(base):
+        if not isinstance(choice, base):
+            raise ConfigError(f"{what}: must be an instance of {required}, got {_describe(choice)}; register one.")
+    elif not (isinstance(choice, type) and issubclass(choice, base)):
+        raise ConfigError(f"{what}: must be a subclass of {required}, got {_describe(choice)}; register a subclass.")
+    elif missing := sorted(getattr(choice, "__abstractmethods__", ())):
+        raise ConfigError(f"{what}: {choice.__qualname__} must define {', '.join(missing)} of {required}; add it.")
+
+
+def _describe(choice: object) -> str:
+    """Return the kind of a registered object for an error."""
+    if isinstance(choice, type):
+        return f"the class {choice.__module__}.{choice.__qualname__}"
+    return f"an object of the type {type(choice).__name__}"
 
 
 def _is_same(target: object, other: object) -> bool:

@@ -59,13 +59,13 @@ def test_parties_without_common_ids_are_refused(ids, said):
 
 
 def test_parties_that_agree_may_train():
-    parties = [party("a", [3, 1, 2]), party("b", [3, 1, 2])]
+    parties = [party("a", [3, 1, 2, 4]), party("b", [3, 1, 2, 4])]
     check_parties(parties)
     check_parties(keep_labels(parties, "b"), "b")
 
 
 def test_only_the_label_owner_keeps_labels_classes_and_splits():
-    first, second = keep_labels([party("a", [3, 1, 2]), party("b", [3, 1, 2])], "b")
+    first, second = keep_labels([party("a", [3, 1, 2, 4]), party("b", [3, 1, 2, 4])], "b")
     assert (first.labels, first.classes, first.splits) == (None, (), None)
     assert second.labels is not None
 
@@ -86,7 +86,11 @@ A = party("a", [0, 1, 2, 3])
         (replace(A, name="all"), DataError, "party 'all': train.labels = .all. means all parties"),
         (party("b", [0, 1, 2]), AlignmentError, "4 nodes, 'b' has 3"),
         (party("b", [0, 1, 3, 2]), AlignmentError, "different ids or orders"),
-        (replace(A, name="b", labels=None, classes=()), DataError, "'b' has no labels"),
+        (
+            replace(A, name="b", labels=None, classes=()),
+            DataError,
+            "'b' has no labels; with labels: a; train.labels must",
+        ),
         (replace(A, name="b", splits=None), DataError, "has no splits"),
         (replace(A, name="b", classes=("y", "x")), DataError, "classes of 'a' and 'b' differ"),
         (replace(A, name="b", labels=np.array([0, 1, 1, 1])), DataError, "labels of 'a' and 'b' differ"),
@@ -106,6 +110,27 @@ A = party("a", [0, 1, 2, 3])
 def test_parties_that_cannot_train_together_are_refused(other, kind, said):
     with pytest.raises(kind, match=said):
         check_parties([A, other])
+
+
+def test_splits_without_a_known_label_are_refused_unless_their_fraction_is_zero():
+    parties = [replace(A, labels=np.array([0, 1, -1, 0]))]
+    with pytest.raises(DataError, match=r"party 'a': no validation node .*: 2 train, 0 validation, 1 test\); choose"):
+        check_parties(parties)
+    with pytest.raises(DataError, match=r"0 validation, 1 test\); choose other splits, or set the fraction to 0"):
+        check_parties(parties, split=(0.6, 0.2, 0.2))
+    check_parties(parties, split=(0.8, 0.0, 0.2))
+    empty = [replace(A, splits=Splits(np.array([0]), np.array([1]), np.array([], int)))]
+    with pytest.raises(DataError, match="no test node"):
+        check_parties(empty)
+
+
+def test_a_class_per_node_suggests_numeric_labels():
+    classes = tuple(f"{number}.5" for number in range(4))
+    splits = Splits(np.arange(4), np.array([], int), np.array([], int))
+    with pytest.raises(
+        DataError, match=r'no validation and no test .* 4 labelled nodes have 4 classes.*label_type = "n'
+    ):
+        check_parties([replace(A, labels=np.arange(4), classes=classes, splits=splits)])
 
 
 def test_no_party_at_all_is_refused():

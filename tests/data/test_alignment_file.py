@@ -100,6 +100,22 @@ def test_training_uses_the_common_order_and_the_converted_data_too(folders, tmp_
     assert read_party_once(folders[0], "refuse", cache).num_nodes == len(list_people(0, PEOPLE))
 
 
+def test_folders_of_which_only_some_are_aligned_are_refused(folders):
+    config = RunConfig(data=DataConfig(parties=tuple(map(str, folders))))
+    align_folders(folders)
+    kept = (folders[1] / ALIGNMENT_FILE).read_bytes()
+    (folders[1] / ALIGNMENT_FILE).unlink()
+    with pytest.raises(
+        AlignmentError, match=rf"is in {folders[0]}, {folders[2]}, but not in {folders[1]}; run glasu al"
+    ):
+        load_parties(config)
+    align_folders(folders)
+    load_parties(config)
+    (folders[1] / ALIGNMENT_FILE).write_bytes(kept)
+    with pytest.raises(AlignmentError, match="is of different alignments; run glasu align with all"):
+        load_parties(config)
+
+
 def test_the_key_is_not_shown(folders):
     align_folders(folders)
     party = read_party(folders[0])

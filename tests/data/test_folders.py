@@ -214,7 +214,7 @@ def test_parquet_of_other_types_is_understood(tmp_path):
     }
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
     parquet.write_table(pa.table({"source": ["u"], "target": ["v"]}), folder / "edges.parquet")
-    with pytest.raises(DataError, match="the labels have 1 class"):
+    with pytest.raises(DataError, match="the labels have only one class"):
         read_party(folder)
     nodes["label"] = pa.array([3, 4], pa.int8())
     parquet.write_table(pa.table(nodes), folder / "mine.parquet")
@@ -314,6 +314,56 @@ def test_all_faults_of_the_tables_are_listed_together(tmp_path):
     ):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_faults_of_both_tables_and_of_one_column_are_listed_together(tmp_path):
+    nodes = NODES.replace(",40,", ",old,").replace("7,30,", "7,,").replace("9,50,", "7,inf,")
+    edges = "source,target,w\n7,8\n4,3\n".replace("8\n", "8,-1\n").replace("4,3\n", "4,3,\n")
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", nodes, edges, MANIFEST + 'weight = "w"\n'))
+    for part in (
+        "nodes.csv: column 'id', row 3: the id is also in an earlier row",
+        "edges.csv: column 'source', row 2: the id is not among",
+        "edges.csv: column 'target', row 1: the id is not among",
+        "edges.csv: column 'w', row 2: the weight is missing",
+        "nodes.csv: column 'age', row 3: is infinite",
+        "nodes.csv: column 'age', row 2: is not a number",
+        "nodes.csv: column 'age', row 1: the value is missing",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("labels", "found"), [((",", ",", ","), "no class"), ((",x,", ",x,", ",,"), "only one class")])
+def test_labels_of_fewer_than_two_classes_are_refused_with_file_and_column(tmp_path, labels, found):
+    nodes = "id,age,label,split\n" + "".join(
+        f"{number},30,{label.strip(',')},train\n" for number, label in zip((7, 3, 9), labels, strict=True)
+    )
+    with pytest.raises(DataError, match=rf"nodes\.csv: column 'label': the labels have {found}; .* remove label from"):
+        read_party(folder_with(tmp_path / "a", nodes))
+
+
+def test_a_missing_column_is_explained_with_its_key_and_a_similar_name(tmp_path):
+    manifest = 'label = "lable"\nsplit = "part"\n'
+    with pytest.raises(DataError) as caught:
+        read_party(folder_with(tmp_path / "a", manifest=manifest))
+    for part in (
+        "has no column 'lable' (did you mean 'label'?); its first line names 5 other columns. Set label to the name of",
+        "has no column 'part'; its first line names 5 other columns. Set split to the name of a column in party.toml.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"),
+    [
+        (NODES, "source,target\n7, 3\n3,9\n"),  # integers
+        (NODES.replace("\n9,", "\nu9,"), "source,target\n7,3 \n3,u9\n"),
+        (NODES.replace("\n3,", "\n3 ,"), "source,target\n7,3\n7,9\n"),
+    ],
+)
+def test_an_id_that_differs_from_a_node_only_by_white_space_is_explained(tmp_path, nodes, edges):
+    with pytest.raises(DataError, match=r"White space at the ends is the only fault of 1 of these.*id_whitespace"):
+        read_party(folder_with(tmp_path / "a", nodes, edges))
 
 
 def test_all_missing_columns_are_listed_together(tmp_path):

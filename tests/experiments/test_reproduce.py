@@ -560,7 +560,7 @@ def test_some_methods_of_a_table_can_be_run(tmp_path):
     lines: list[str] = []
     words = {"datasets": ["synthetic"], "seeds": 1, "plan": PLAN}
     with on_log(lines.append):
-        reproduce.reproduce(["accuracy"], tmp_path, methods=["ensemble", "smooth"], **words)
+        reproduce.reproduce(["accuracy"], tmp_path, methods=["Ensemble", "SMOOTH"], **words)
     assert [row["method"] for row in rows(tmp_path)] == ["ensemble", "smooth"]
     with pytest.raises(ConfigError, match=r"--methods: these tables have no glue; they have centralized, standalone"):
         reproduce.reproduce(["accuracy"], tmp_path, methods=["glue"], **words)

@@ -89,6 +89,10 @@ def test_representations_and_probabilities_travel_once_and_nothing_else(keys):
     assert kinds == {("training", "representation"), ("evaluation", "probabilities")}
 
 
+def test_the_rounds_of_both_stages_have_different_numbers():
+    assert [entry.round for entry in once().report.history] == [2, 4, 4 + 1 + 2, 4 + 1 + 4]
+
+
 def test_without_a_release_of_probabilities_each_party_predicts_alone():
     seen, carry = recorder()
     done = once(carry=carry, release_probabilities=False)

@@ -210,7 +210,10 @@ def test_sparse_and_dense_forms_of_the_same_features_give_the_same_weights():
 def test_a_run_without_validation_and_test_nodes_keeps_the_last_model():
     empty = np.empty(0, np.int64)
     parties = [replace(one, splits=Splits(one.splits.train, empty, empty)) for one in tiny_parties()]
-    report = simulate(parties, settings(aggregation_layers=(1, 3), num_rounds=4, evaluate_every=2)).report
+    config = settings(aggregation_layers=(1, 3), num_rounds=4, evaluate_every=2)
+    with pytest.raises(DataError, match="no validation and no test node has a known label"):
+        simulate(parties, config)
+    report = simulate(parties, config.replace(data={"split": (1.0, 0.0, 0.0)})).report
     assert report.validation.round == 4
     assert np.isnan(report.test.accuracy)
     assert '"accuracy": null' in report.to_json()
@@ -451,6 +454,12 @@ def test_train_returns_a_report_that_is_plain_json():
 )
 def test_what_are_no_parties_is_refused_with_how_to_make_them(things):
     with pytest.raises(DataError, match=r"list of PartyData; glasu\.split_vertically.*glasu\.read_party"):
+        glasu.train(things)
+
+
+@pytest.mark.parametrize("things", [[], ()])
+def test_an_empty_list_of_parties_is_called_empty(things):
+    with pytest.raises(DataError, match=r"^parties is an empty list of PartyData; glasu\.split_vertically"):
         glasu.train(things)
 
 

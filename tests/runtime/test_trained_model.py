@@ -214,10 +214,14 @@ def test_of_pooled_columns_the_names_are_compared_too():
 
 def test_other_parties_than_those_that_trained_are_refused():
     model, parties, _ = train_model()
-    with pytest.raises(AlignmentError, match="trained by the parties a, b, c; got a, c, b"):
+    with pytest.raises(
+        AlignmentError, match=r"trained by the parties a, b, c; got a, c, b. List them in the order of the training"
+    ):
         model.predict_proba([parties[0], parties[2], parties[1]])
-    with pytest.raises(AlignmentError, match="got a, b"):
+    with pytest.raises(AlignmentError, match=r"got a, b\. Add c\."):
         model.predict_proba(parties[:2])
+    with pytest.raises(AlignmentError, match=r'got a, b_, c\. .* set name = "b" in the party\.toml of b_\.$'):
+        model.predict_proba([parties[0], replace(parties[1], name="b_"), parties[2]])
 
 
 def test_another_number_of_features_is_refused():

@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)}, or all (the paper's)"
     )
     parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (default: those of the table)")
-    parser.add_argument("--methods", type=_parse_names, metavar="A,B", help="methods, as in results.csv (default: all)")
+    parser.add_argument(
+        "--methods",
+        type=_parse_names,
+        metavar="A,B",
+        help="methods, as in results.csv, for example glasu-4 (default: all)",
+    )
     parser.add_argument("--seeds", type=_parse_count, metavar="N", help="seeds 0..N-1 (default: 5; with --quick 1)")
     parser.add_argument("--jobs", type=_parse_count, metavar="J", help="parallel runs (default: one per core)")
     parser.add_argument("--quick", action="store_true", help="a quick try: a quarter of the rounds, one seed")

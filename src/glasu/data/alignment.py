@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu import registry
-from glasu.data.party import Labels, PartyData, have_labels
+from glasu.data.party import SPLITS, Labels, PartyData, are_numbers, have_labels
 from glasu.data.party_name import check_member_name
 from glasu.errors import AlignmentError, ConfigError, DataError
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from glasu.config_sections import Split
+    from glasu.data.party import Splits
+
+OWN_CLASS = 0.8  # share of distinct classes among labelled nodes above which the labels are probably numbers
 
 
 def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -39,8 +44,17 @@ def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
     return [party.restrict(_find_rows(party.ids, common)) for party in parties]
 
 
-def check_parties(parties: Sequence[PartyData], label_owner: str | None = None, task: str = "multiclass") -> None:
-    """Raise an error if the parties cannot train together; without a label owner, all of them need labels."""
+def check_parties(
+    parties: Sequence[PartyData], label_owner: str | None = None, task: str = "multiclass", split: Split = "paper"
+) -> None:
+    """Raise an error if the parties cannot train together.
+
+    Args:
+        parties: the data of the parties.
+        label_owner: the only party with labels; None: all of them need labels.
+        task: the name of the task.
+        split: `data.split`; a part with the fraction 0 may have no node with a known label.
+    """
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")
     names = [party.name for party in parties]
@@ -59,7 +73,14 @@ def check_parties(parties: Sequence[PartyData], label_owner: str | None = None, 
             raise AlignmentError(f"parties {first.name!r} and {party.name!r} list different ids or orders; align them.")
     owners = list(parties) if label_owner is None else [_find_party(label_owner, parties)]
     for owner in owners:
-        _check_labels(owner, owners[0], task)
+        if owner.labels is None:
+            having = [party.name for party in parties if party.labels is not None]
+            listed = f"; with labels: {', '.join(having)}" if having else ""
+            raise DataError(
+                f"party {owner.name!r} has no labels{listed}; train.labels must name a party that has them, or be "
+                '"all" if every party has.'
+            )
+        _check_labels(owner, owners[0], task, split)
 
 
 def keep_labels(parties: Sequence[PartyData], label_owner: str | None) -> list[PartyData]:
@@ -78,12 +99,9 @@ def _find_party(name: str, parties: Sequence[PartyData]) -> PartyData:
     raise ConfigError(f'train.labels={name!r}: there is no such party; use "all" or one of {known}.')
 
 
-def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
+def _check_labels(party: PartyData, first: PartyData, task: str, split: Split) -> None:
     where = f"party {party.name!r}"
-    if party.labels is None:
-        raise DataError(
-            f'{where} has no labels; train.labels must name a party that has them, or be "all" if every party has.'
-        )
+    assert party.labels is not None
     _check_label_form(party.labels, party.classes, task, where)
     if party.splits is None:
         raise DataError(f"{where} has no splits; add a split column (PyG: train_mask, val_mask, test_mask).")
@@ -92,6 +110,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
         raise DataError(f"{where}: no node is in the training split; enlarge the training fraction.")
     if not have_labels(train_labels).any():
         raise DataError(f"{where}: no training node has a known label.")
+    _check_split_labels(party.labels, party.splits, split, where)
     assert first.labels is not None
     assert first.splits is not None
     for what, same in (
@@ -103,6 +122,28 @@ def _check_labels(party: PartyData, first: PartyData, task: str) -> None:
             raise DataError(
                 f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or name one in train.labels."
             )
+
+
+def _check_split_labels(labels: Labels, splits: Splits, split: Split, where: str) -> None:
+    """Refuse splits without a known label for validation or test, unless `data.split` has the fraction 0 there."""
+    known = [int(have_labels(labels[getattr(splits, part)]).sum()) for part in SPLITS]
+    wanted = split if isinstance(split, tuple) else (1.0, 1.0, 1.0)
+    empty = [part for part, count, share in zip(SPLITS, known, wanted, strict=True) if share and not count]
+    if not empty:
+        return
+    counts = ", ".join(f"{count} {part}" for part, count in zip(SPLITS, known, strict=True))
+    labelled = labels[have_labels(labels)]
+    distinct = len(np.unique(labelled)) if labels.ndim == 1 and not are_numbers(labels) else 0
+    if distinct > OWN_CLASS * len(labelled):
+        remedy = (
+            f"the {len(labelled)} labelled nodes have {distinct} classes; if the labels are numbers, set "
+            'label_type = "number" in party.toml and train.task = "regression"'
+        )
+    else:
+        remedy = "choose other splits, or set the fraction to 0 in data.split to train without"
+    raise DataError(
+        f"{where}: no {' and no '.join(empty)} node has a known label (nodes with a label: {counts}); {remedy}."
+    )
 
 
 def _check_label_form(labels: Labels, classes: Sequence[str], task: str, where: str) -> None:

@@ -124,13 +124,14 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         edges = read_table(paths[1])
     faults.raise_if_any()
     for table, names in ((nodes, _list_named_node_columns(manifest)), (edges, _list_named_edge_columns(manifest))):
-        for name in names:
+        for name, key in names.items():
             with faults.collect():
-                table.column(name)
+                table.column(name, key)
     faults.raise_if_any()  # before the features: in a CSV file without a header, the other column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
-        nodes.refuse_duplicates(manifest.id, ids)
+        with faults.collect():
+            nodes.refuse_duplicates(manifest.id, ids)
         with faults.collect():
             graph = _read_graph(edges, manifest, ids)
     features = _read_features(nodes, manifest, missing, faults)
@@ -157,6 +158,7 @@ def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
     """Return party.toml and the normalised ids of all nodes. No other column is read."""
     manifest = read_manifest(folder)
     nodes = read_table(_find_tables(folder, manifest)[0])
+    nodes.column(manifest.id, "id")
     ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
     if len(ids) == 0:
         raise DataError(f"{nodes.path}: has no rows; a party needs at least one node.")
@@ -304,13 +306,17 @@ def _list_feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
     return [name for name in nodes.columns if name not in _list_named_node_columns(manifest)]
 
 
-def _list_named_node_columns(manifest: PartyManifest) -> list[str]:
+def _list_named_node_columns(manifest: PartyManifest) -> dict[str, str]:
+    """Return the columns of the nodes that party.toml names, each with its key."""
     labels = manifest.label if isinstance(manifest.label, tuple) else (manifest.label,)
-    return [name for name in (manifest.id, *labels, manifest.split) if name is not None]
+    named = [(manifest.id, "id"), *((label, "label") for label in labels), (manifest.split, "split")]
+    return {name: key for name, key in named if name is not None}
 
 
-def _list_named_edge_columns(manifest: PartyManifest) -> list[str]:
-    return [name for name in (manifest.source, manifest.target, manifest.weight) if name is not None]
+def _list_named_edge_columns(manifest: PartyManifest) -> dict[str, str]:
+    """Return the columns of the edges that party.toml names, each with its key."""
+    named = ((manifest.source, "source"), (manifest.target, "target"), (manifest.weight, "weight"))
+    return {name: key for name, key in named if name is not None}
 
 
 def _read_features(nodes: Table, manifest: PartyManifest, missing: Missing, faults: Faults) -> NDArray[np.float32]:
@@ -327,12 +333,10 @@ def _read_features(nodes: Table, manifest: PartyManifest, missing: Missing, faul
 
 
 def _replace_missing(nodes: Table, name: str, missing: Missing) -> NDArray[np.float32]:
-    values = nodes.numbers(name)
+    values = nodes.numbers(name, required=f"the value is missing; {MISSING_REMEDY}." if missing == "refuse" else "")
     absent = np.isnan(values)
     if not absent.any():
         return values
-    if missing == "refuse":
-        raise nodes.explain(name, absent, f"the value is missing; {MISSING_REMEDY}.")
     known = values[~absent]
     mean = known.mean(dtype=np.float64) if missing == "mean" and len(known) else 0.0
     return np.where(absent, np.float32(mean), values)
@@ -342,7 +346,9 @@ def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, 
     if manifest.label is None:
         return None, ()
     if isinstance(manifest.label, tuple):
-        return _read_multilabels(nodes, manifest.label), manifest.classes or manifest.label
+        classes = manifest.classes or manifest.label
+        _refuse_one_class(nodes, manifest.label, classes)
+        return _read_multilabels(nodes, manifest.label), classes
     if manifest.label_type == "number":
         return nodes.numbers(manifest.label, np.float64), ()
     names = nodes.strings(manifest.label)
@@ -352,18 +358,31 @@ def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, 
     if (labels == -2).any():
         rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; add it there, or leave it empty."
         raise nodes.explain(manifest.label, labels == -2, rule)
+    _refuse_one_class(nodes, (manifest.label,), classes)
     return labels, classes
+
+
+def _refuse_one_class(nodes: Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Refuse labels of fewer than two classes."""
+    if len(classes) < 2:
+        named = f"column{'s' * (len(columns) != 1)} {', '.join(map(repr, columns))}"
+        found = "no class" if not classes else "only one class"
+        raise DataError(
+            f"{nodes.path}: {named}: the labels have {found}; a classifier needs at least two. Fill in labels, or "
+            f"remove label from {PARTY_FILE} if this party has none."
+        )
 
 
 def _read_multilabels(nodes: Table, names: tuple[str, ...]) -> NDArray[np.int64]:
     labels = np.empty((nodes.num_rows, len(names)), np.int64)
+    faults, rule = Faults(), "must be 0, 1, or empty if unknown, because it is one of several labels."
     for position, name in enumerate(names):
-        values = nodes.numbers(name)
-        absent = np.isnan(values)
-        wrong = ~absent & (values != 0) & (values != 1)
-        if wrong.any():
-            raise nodes.explain(name, wrong, "must be 0, 1, or empty if unknown, because it is one of several labels.")
-        labels[:, position] = np.where(absent, -1, values)
+        with faults.collect():
+            values = nodes.numbers(name)
+            absent = np.isnan(values)
+            nodes.refuse(name, ~absent & (values != 0) & (values != 1), rule)
+            labels[:, position] = np.where(absent, -1, values)
+    faults.raise_if_any()
     return labels
 
 
@@ -387,14 +406,15 @@ def _read_splits(nodes: Table, manifest: PartyManifest) -> Splits | None:
 
 def _read_graph(edges: Table, manifest: PartyManifest, ids: Any) -> Graph:
     unknown = "the id is not among this party's nodes; remove the edge, or add the node."
-    source, target = (
-        edges.positions(name, ids, "the ids of the nodes are", unknown) for name in (manifest.source, manifest.target)
-    )
+    faults, ends = Faults(), []
+    for name in (manifest.source, manifest.target):
+        with faults.collect():
+            ends.append(edges.positions(name, ids, "the ids of the nodes are", unknown))
     weights = None
     if manifest.weight is not None:
-        weights = edges.numbers(manifest.weight)
-        if np.isnan(weights).any():
-            raise edges.explain(manifest.weight, np.isnan(weights), "the weight is missing; give every edge one.")
-        if (weights < 0).any():
-            raise edges.explain(manifest.weight, weights < 0, "the weight is negative; use weights of 0 or more.")
+        with faults.collect():
+            weights = edges.numbers(manifest.weight, required="the weight is missing; give every edge one.")
+            edges.refuse(manifest.weight, weights < 0, "the weight is negative; use weights of 0 or more.")
+    faults.raise_if_any()
+    source, target = ends
     return Graph.from_edges(source, target, len(ids), weights)

@@ -144,7 +144,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
     method = find_method(config)
     # Pooled parties have the labels of their owner, but not its name.
     owner = None if method.one_party and len(parties) == 1 else config.train.label_owner
-    check_parties(parties, owner, config.train.task)
+    check_parties(parties, owner, config.train.task, config.data.split)
     prepared = method.prepare(keep_labels(parties, owner))
     if method.smooths and not any(party.graph.num_edges for party in prepared):
         raise DataError(f"no party has an edge. {NOTHING_TO_SMOOTH}")

@@ -135,7 +135,10 @@ class PartyData:
             self._check_numbers(labels, where)
             return
         if count < 2:
-            raise DataError(f"{where}: the labels have {count} class(es); a classifier needs at least two.")
+            raise DataError(
+                f"{where}: the labels have {count} class(es); a classifier needs at least two. Give "
+                "their names in classes, or set labels=None if the party has none."
+            )
         high = 1 if labels.ndim == 2 else count - 1
         if labels.ndim == 2 and labels.shape[1] != count:
             raise DataError(f"{where}: {labels.shape[1]} label columns for {count} classes.")

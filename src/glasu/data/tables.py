@@ -5,6 +5,7 @@ Rows are counted from 1, without the header and empty lines of a CSV file.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from glasu.data.table_errors import explain_csv, find_repeated, read_csv_header, refuse_unreadable
+from glasu.data.table_errors import Faults, explain_csv, find_repeated, read_csv_header, refuse_unreadable
 from glasu.errors import DataError
 from glasu.files import name_file
 
@@ -27,7 +28,9 @@ MISSING_VALUES = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None") 
 INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 INFINITE = "is infinite, or too large for a 32-bit number; write a finite number, or leave it empty if unknown."
+SIMILAR = 0.75  # similarity of a column name above which it is suggested
 FORMATS = ("parquet", "csv")
+NONE = np.zeros(0, np.bool_)  # no wrong row
 Columns: TypeAlias = dict[str, Any]  # name -> array of pyarrow or numpy
 
 
@@ -39,10 +42,16 @@ class Table:
     columns: Columns
     num_rows: int
 
-    def column(self, name: str) -> Any:
-        """Return a column, or raise DataError with the names of the columns."""
+    def column(self, name: str, key: str = "") -> Any:
+        """Return a column, or raise DataError with the names of the columns, and the key of party.toml that names it.
+
+        A similar name of a column is quoted, also of a CSV file: it can hardly be a value.
+        """
         if name not in self.columns:
-            raise DataError(f"{self.path}: has no column {name!r}; {self.names()}. Correct the name in party.toml.")
+            match = difflib.get_close_matches(name, list(self.columns), n=1, cutoff=SIMILAR)
+            hint = f" (did you mean {match[0]!r}?)" if match else ""
+            remedy = f"Set {key} to the name of a column" if key else "Correct the name"
+            raise DataError(f"{self.path}: has no column {name!r}{hint}; {self.names()}. {remedy} in party.toml.")
         return self.columns[name]
 
     def names(self) -> str:
@@ -57,6 +66,11 @@ class Table:
         others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         return DataError(f"{self.path}: column {name!r}, row {rows[0] + 1}{others}: {rule}")
 
+    def refuse(self, name: str, wrong: NDArray[np.bool_], rule: str) -> None:
+        """Raise the error of `explain` if a row has `wrong` true."""
+        if wrong.any():
+            raise self.explain(name, wrong, rule)
+
     def strings(self, name: str) -> list[str | None]:
         """Return a column as strings, None for empty cells."""
         column = self.column(name)
@@ -66,23 +80,35 @@ class Table:
             raise DataError(f"{self.path}: column {name!r} of type {column.type} cannot be read as text.") from None
         return [value or None for value in values]
 
-    def numbers(self, name: str, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a column as numbers, NaN for missing values."""
+    def numbers(self, name: str, dtype: DTypeLike = np.float32, required: str = "") -> NDArray[Any]:
+        """Return a column as numbers, NaN for missing values. One DataError lists all kinds of faults.
+
+        Args:
+            name: the name of the column.
+            dtype: the type of the numbers.
+            required: the error text for a missing value; empty: values may be missing.
+        """
+        faults = Faults()
         kind = pa.from_numpy_dtype(np.dtype(dtype))
         column = self.column(name)
         if pa.types.is_string(column.type) and self.path.suffix == ".csv":
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.is_in(column, pa.array(MISSING_VALUES)), pa.scalar(None, pa.string()), column)
             infinite = np.asarray(pc.fill_null(pc.match_substring_regex(column, INFINITY), False), bool)
-            if infinite.any():
-                raise self.explain(name, infinite, INFINITE)
-            other = np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool)
-            if other.any():
-                raise self.explain(
+            with faults.collect():
+                self.refuse(name, infinite, INFINITE)
+            other = ~infinite & np.asarray(
+                pc.fill_null(pc.invert(pc.match_substring_regex(column, NUMBER)), False), bool
+            )
+            with faults.collect():
+                self.refuse(
                     name,
                     other,
                     "is not a number; features, weights and numeric labels are numbers, so encode text first.",
                 )
+            with faults.collect():
+                self.refuse(name, np.asarray(pc.is_null(column)) if required else NONE, required)
+            faults.raise_if_any()
             column = pc.cast(column, kind)
         numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if not (numeric or pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type)):
@@ -92,8 +118,11 @@ class Table:
         if pa.types.is_boolean(column.type):
             column = pc.cast(column, pa.uint8())
         values = np.asarray(pc.fill_null(pc.cast(column, kind, safe=False), float("nan")))
-        if np.isinf(values).any():
-            raise self.explain(name, np.isinf(values), INFINITE)
+        with faults.collect():
+            self.refuse(name, np.isinf(values), INFINITE)
+        with faults.collect():
+            self.refuse(name, np.isnan(values) if required else NONE, required)
+        faults.raise_if_any()
         return values
 
     def ids(self, name: str, kind: str | None = None, why: str = "") -> Any:
@@ -121,7 +150,9 @@ class Table:
             if kind is None and not integer.all():
                 return column
             if not integer.all():
-                raise self.explain(name, ~integer, f"is not an integer, but {why}.")
+                trimmed = pc.utf8_trim_whitespace(column)
+                spaces = np.asarray(pc.not_equal(trimmed, column)) & ~integer
+                raise self.explain(name, ~integer, f"is not an integer, but {why}.{_note_spaces(spaces)}")
         try:
             return pc.cast(column, pa.int64())
         except pa.ArrowException:
@@ -150,8 +181,21 @@ class Table:
         found = pc.index_in(self.ids(name, kind, why), known)
         unknown = np.asarray(pc.is_null(found))
         if unknown.any():
-            raise self.explain(name, unknown, rule)
+            column, own = (
+                pc.utf8_trim_whitespace(pc.cast(each, pa.string())) for each in (self.ids(name, kind, why), known)
+            )
+            raise self.explain(name, unknown, rule + _note_spaces(np.asarray(pc.is_in(column, own)) & unknown))
         return np.asarray(found, np.int64)
+
+
+def _note_spaces(spaces: NDArray[np.bool_]) -> str:
+    """Return a sentence about the ids that are wrong only because of white space; empty if there are none."""
+    if not spaces.any():
+        return ""
+    return (
+        f" White space at the ends is the only fault of {spaces.sum()} of these ids; remove it there (id_whitespace "
+        "in party.toml has an effect in glasu align only)."
+    )
 
 
 def read_table(path: Path, separator: str = ",", columns: Sequence[str] | None = None) -> Table:

@@ -62,7 +62,7 @@ def reproduce(
         seeds: number of seeds, from 0.
         jobs: number of runs at the same time, one process each.
         quick: train for a quarter of the rounds, and run only some data sets of a large table.
-        methods: names of methods, as in results.csv; None: all methods of each table.
+        methods: names of methods, as in results.csv, in upper or lower case; None: all methods of each table.
         command: the command line; the tables begin with it.
         plan: the runs of each table; by default those of the paper.
     """
@@ -124,9 +124,10 @@ def _select_methods(runs: dict[str, Run], methods: Collection[str] | None) -> di
     if methods is None:
         return runs
     known = list(dict.fromkeys(run.method for run in runs.values()))
-    if unknown := [name for name in methods if name not in known]:
+    wanted = {name.lower() for name in methods}
+    if unknown := [name for name in methods if name.lower() not in known]:
         raise ConfigError(f"--methods: these tables have no {', '.join(unknown)}; they have {', '.join(known)}.")
-    return {key: run for key, run in runs.items() if run.method in methods}
+    return {key: run for key, run in runs.items() if run.method in wanted}
 
 
 def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | None, *, quick: bool) -> list[str]:

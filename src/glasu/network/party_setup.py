@@ -65,7 +65,7 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
     owner = config.train.label_owner
     party = choose_splits(party, config.data.split, config.data_seed)
     if owner in (None, party.name):
-        check_parties([party], owner, config.train.task)
+        check_parties([party], owner, config.train.task, config.data.split)
     else:
         party = dataclasses.replace(party, labels=None, classes=(), splits=None)
     return resolve(config, party.num_nodes)[0], party

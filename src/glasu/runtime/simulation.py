@@ -170,8 +170,9 @@ def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
     """Return the parties as a list; refuse other values with a hint."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
+    problem = "is an empty" if isinstance(parties, (list, tuple)) and not parties else "must be a"
     raise DataError(
-        "parties must be a list of PartyData; glasu.split_vertically(data, num_clients=3) makes one from a PyG graph, "
+        f"parties {problem} list of PartyData; glasu.split_vertically(data, num_clients=3) makes one from a PyG graph, "
         "and glasu.read_party(folder) reads one party."
     )
 

@@ -256,8 +256,11 @@ class TrainedModel:
     def check_data(self, parties: Sequence[PartyData]) -> None:
         """Refuse parties, feature columns or node orders that differ from those of the training run."""
         if tuple(party.name for party in parties) != self.names:
-            got = ", ".join(party.name for party in parties)
-            raise AlignmentError(f"the model was trained by the parties {', '.join(self.names)}; got {got}.")
+            got = [party.name for party in parties]
+            raise AlignmentError(
+                f"the model was trained by the parties {', '.join(self.names)}; got {', '.join(got)}. "
+                f"{_advise_on_names(self.names, got)}."
+            )
         for party, client in zip(parties, self.clients, strict=True):
             if party.num_features != client.preparation.num_columns:
                 raise DataError(
@@ -327,6 +330,18 @@ class TrainedModel:
             raise DataError(
                 f"{error.filename}: cannot be read ({error.strerror}); restore it, or train again."
             ) from None
+
+
+def _advise_on_names(names: Sequence[str], got: Sequence[str]) -> str:
+    """Return the remedy if the names of the parties are not `names`, in this order."""
+    missing = [name for name in names if name not in got]
+    other = [name for name in got if name not in names]
+    if missing and len(missing) == len(other):
+        pairs = zip(missing, other, strict=True)
+        renamed = ", and ".join(f'set name = "{name}" in the party.toml of {now}' for name, now in pairs)
+        return f"If these are the same organisations under other names, {renamed}"
+    parts = [f"{verb} {', '.join(found)}" for verb, found in (("Add", missing), ("Remove", other)) if found]
+    return ". ".join(parts) or "List them in the order of the training"
 
 
 def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:

@@ -72,10 +72,11 @@ def test_a_damaged_file_is_reported_with_where_it_lies(cache):
     assert str(cache / "pyg" / "Coauthor") in str(caught.value)
 
 
-def test_a_set_without_files_needs_no_folder_and_may_have_a_public_split(cache):
+def test_a_set_without_files_needs_no_folder_and_its_public_split_may_be_too_small(cache):
     loaded = load_data(config("pyg:KarateClub", split=(0.5, 0.25, 0.25)))
     assert (loaded.statistics.nodes, loaded.statistics.edges, loaded.statistics.classes) == (34, 156, 4)
-    assert len(load_whole(config("pyg:KarateClub", split="public")).splits.train) == 4
+    with pytest.raises(DataError, match=r"4 train, 0 validation, 0 test\); choose other splits"):  # its public split
+        load_data(config("pyg:KarateClub", split="public"))
     assert not cache.exists()
 
 

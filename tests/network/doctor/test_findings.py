@@ -193,8 +193,8 @@ def options(kits, tmp_path):
     return JoinOptions(kit=open_kit(kits / "a"), server="localhost:1", out=tmp_path)
 
 
-def try_settings(party, options, index=0, **keys):
-    config = settings(**keys).replace(data={"num_clients": 3})
+def try_settings(party, options, index=0, split="paper", **keys):
+    config = settings(**keys).replace(data={"num_clients": 3, "split": split})
     return check_settings(
         config, party, WelcomePayload(config={}, roster=("a", "b", "c"), index=index, run="00"), options
     )
@@ -242,10 +242,15 @@ def test_a_class_without_a_training_node_is_a_warning(options):
     assert "1 of 3 classes have no training node" in found[1].text
 
 
-def test_nothing_to_validate_with_is_a_warning(options):
+def test_no_label_for_validation_is_bad_or_with_the_fraction_zero_a_warning(options, caplog):
+    caplog.set_level(logging.INFO)
     party = tiny_parties()[0]
     nobody = party.splits.validation[:0]
-    found, _ = try_settings(replace(party, splits=Splits(party.splits.train, nobody, party.splits.test)), options)
+    party = replace(party, splits=Splits(party.splits.train, nobody, party.splits.test))
+    found, _ = try_settings(party, options)
+    assert levels(found) == {"settings": "bad"}
+    assert "no validation node has a known label" in caplog.text
+    found, _ = try_settings(party, options, split=(0.8, 0.0, 0.2))
     assert levels(found)["labels"] == "warning"
     assert "no label for validation" in found[1].text
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from glasu import registry
 from glasu.config import refuse_other_count
 from glasu.data.alignment import align_in_clear, check_parties, keep_labels
+from glasu.data.alignment_file import ALIGNMENT_FILE
 from glasu.data.cache.parties import compute_once, partition_once
 from glasu.data.cache.store import Cache
 from glasu.data.folders import read_party_once
@@ -17,7 +18,7 @@ from glasu.data.partition import Partition, draw_splits_by_fraction, draw_splits
 from glasu.data.party import PartyData
 from glasu.data.sources import DataSource, Statistics, find_source
 from glasu.data.statistics import count_statistics
-from glasu.errors import ConfigError, DataError
+from glasu.errors import AlignmentError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,7 @@ def load_data(config: RunConfig, *, for_prediction: bool = False, cache: Cache |
     parties = _divide(config, data, cache)
     if not for_prediction:
         used, _ = override_settings(config)
-        check_parties(parties, used.train.label_owner, used.train.task)
+        check_parties(parties, used.train.label_owner, used.train.task, used.data.split)
     return LoadedParties(parties, count_statistics(data, cache, divided=_is_one_graph(config, data)), notes)
 
 
@@ -108,11 +109,29 @@ def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[list[P
 
 def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list[PartyData]:
     data = config.data
-    parties = _align([read_party_once(Path(folder), data.missing, cache) for folder in data.parties], cache)
+    parties = [read_party_once(Path(folder), data.missing, cache) for folder in data.parties]
+    _refuse_mixed_alignments(parties, data.parties)
+    parties = _align(parties, cache)
     if not with_labels:
         return parties
     parties = keep_labels(parties, config.train.label_owner)
     return [choose_splits(party, data.split, config.data_seed) for party in parties]
+
+
+def _refuse_mixed_alignments(parties: Sequence[PartyData], folders: Sequence[str]) -> None:
+    """Refuse folders of which only some are aligned, or not together: they would train on other nodes."""
+    aligned = [folder for folder, party in zip(folders, parties, strict=True) if party.alignment_key is not None]
+    if aligned and len(aligned) < len(folders):
+        others = ", ".join(folder for folder in folders if folder not in aligned)
+        raise AlignmentError(
+            f"data.parties: {ALIGNMENT_FILE} is in {', '.join(aligned)}, but not in {others}; run glasu align with all "
+            "of these folders, or remove the file from all of them."
+        )
+    if len({party.alignment_key for party in parties}) > 1:
+        raise AlignmentError(
+            f"data.parties: {ALIGNMENT_FILE} in {', '.join(folders)} is of different alignments; run glasu align with "
+            "all of these folders."
+        )
 
 
 def _align(parties: Sequence[PartyData], cache: Cache) -> list[PartyData]:
