@@ -569,7 +569,7 @@ def test_the_digest_changes_with_every_setting():
 MASKS = {"privacy": {"secure_aggregation": "masks"}}
 REFUSED_WITH_MASKS = [
     ({"model": {"aggregation": "concat"}}, 'model.aggregation="concat"', 'use aggregation = "mean"'),
-    ({"train": {"sampler": "neighbor"}}, 'train.sampler="neighbor"', 'use sampler = "full" or "shared"'),
+    ({"train": {"sampler": "neighbor"}}, 'train.sampler="neighbor"', 'use sampler = "full"'),
     ({"data": {"num_clients": 2}}, "data.num_clients=2", "privacy.allow_two_parties = true"),
     ({"data": {"num_clients": 1}}, "data.num_clients=1", "use three parties or more"),
     ({"data": {"num_clients": 16}, "wire": {"precision": "int8"}}, 'wire.precision="int8"', "15 levels, and 16 are"),

@@ -82,10 +82,10 @@ def test_after_standalone_training_each_party_predicts_with_its_own_model():
     assert not np.allclose(answers[0], answers[1])
 
 
-@pytest.mark.parametrize("party", [None, "z"])
-def test_a_standalone_model_requires_the_name_of_the_predicting_party(party):
+@pytest.mark.parametrize(("party", "named"), [(None, r"party=NAME\) is missing"), ("z", "party='z'")])
+def test_a_standalone_model_requires_the_name_of_the_predicting_party(party, named):
     model, parties, _ = train_model("standalone")
-    with pytest.raises(ConfigError, match=f"party={party!r}: each party with labels trained its own model.*: a, b, c"):
+    with pytest.raises(ConfigError, match=f"{named}: each party with labels trained its own model.*: a, b, c"):
         model.predict_proba(parties, party=party)
     with pytest.raises(ConfigError, match="a, b, c"):
         model.predict(parties, party=party)

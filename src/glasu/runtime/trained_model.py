@@ -231,10 +231,10 @@ class TrainedModel:
             return None
         trained = self.names if self.config.train.label_owner is None else (self.config.train.label_owner,)
         if party not in trained:
-            given = "" if party is None else f"party={party!r}: "
+            given = "--party NAME (in Python: party=NAME) is missing" if party is None else f"party={party!r}"
             raise ConfigError(
-                f"{given}each party with labels trained its own model; choose the one that predicts with --party NAME "
-                f"(in Python: party=NAME): {', '.join(trained)}."
+                f"{given}: each party with labels trained its own model; choose the one that predicts: "
+                f"{', '.join(trained)}."
             )
         return self.names.index(party)
 
