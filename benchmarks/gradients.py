@@ -110,7 +110,7 @@ CASES = [
 
 
 def divide(case: Case, seed: int) -> list[PartyData]:
-    """Return the parties. Apart: the last party has all edges and no features, the others the reverse."""
+    """Return the parties. If the partition is "apart", only the last has edges, and only the others have features."""
     config = case.config(seed, STEPS[0])
     if case.partition == "features":
         return load_parties(config)
@@ -346,7 +346,7 @@ class Comparison:
     def choose(self, method: str, rounds: int) -> float:
         """Return the step with the best mean validation score; it is better than the next larger and smaller one.
 
-        The search starts at CENTER. Seed 0 moves first, then the mean over all tuning seeds.
+        The search starts at CENTER. It climbs on the score of the first tuning seed, then on the mean over all of them.
         """
 
         def score(step: float, seeds: range) -> float:

@@ -48,7 +48,7 @@ class CkksParameters:
 
     @property
     def words(self) -> int:
-        """How many numbers of a tensor a ciphertext holds: all except the check."""
+        """How many tensor values a ciphertext holds: one per slot, except in the slots of the check."""
         return self.slots - CHECK_WORDS
 
     @property

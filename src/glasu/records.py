@@ -138,7 +138,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Choice:
-    """The names of a seam in the registry."""
+    """A string that must be one of the names that the registry lists for a seam."""
 
     seam: str
 

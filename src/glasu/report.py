@@ -301,7 +301,7 @@ class RowPrivacy(JsonRecord):
 
 @dataclass(frozen=True)
 class PrivacySummary(JsonRecord):
-    """Protection of the released tensors; the server has no ledger."""
+    """How the released tensors were protected. The server's report has `ledger` None, because it keeps no ledger."""
 
     secure_aggregation: str
     secrets: SecretSource | None = None

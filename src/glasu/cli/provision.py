@@ -34,8 +34,8 @@ EXAMPLE = "glasu provision --parties a,b,c --host localhost --out kits"
 ROLE_ACTIONS = {  # per action: purpose, details, example
     "request": (
         "at a party or the server: make a key and a signing request",
-        "The key stays in KIT. Only KIT/request.pem goes to the CA. Copy the files that the CA returns to KIT: they\n"
-        "complete the kit. A party's secret is made as well.",
+        "The key stays in KIT. Only KIT/request.pem goes to the CA. The CA returns files that complete the kit; copy\n"
+        "them to KIT. A party's secret is made as well.",
         "glasu provision request --party clinic --out kits/clinic",
     ),
     "sign": (

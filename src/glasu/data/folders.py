@@ -307,14 +307,14 @@ def _list_feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
 
 
 def _list_named_node_columns(manifest: PartyManifest) -> dict[str, str]:
-    """Return the columns of the nodes that party.toml names, each with its key."""
+    """Map every node column that party.toml names to its key there: "id", "label" or "split"."""
     labels = manifest.label if isinstance(manifest.label, tuple) else (manifest.label,)
     named = [(manifest.id, "id"), *((label, "label") for label in labels), (manifest.split, "split")]
     return {name: key for name, key in named if name is not None}
 
 
 def _list_named_edge_columns(manifest: PartyManifest) -> dict[str, str]:
-    """Return the columns of the edges that party.toml names, each with its key."""
+    """Map every edge column that party.toml names to its key there: "source", "target" or "weight"."""
     named = ((manifest.source, "source"), (manifest.target, "target"), (manifest.weight, "weight"))
     return {name: key for name, key in named if name is not None}
 

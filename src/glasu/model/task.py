@@ -171,7 +171,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss_and_gradient(self, logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        """Return the mean loss of a batch and its gradient at the logits, the result of `Targets.read_rows`."""
+        """Return the mean loss of a batch and its gradient at `logits`, which are the result of `Targets.read_rows`."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:

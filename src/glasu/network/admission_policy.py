@@ -84,7 +84,7 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def read_clock(self) -> float | None:
-        """Return the time that a welcome states; None: it states none."""
+        """Return the server's time to send in a welcome, or None to send no time."""
 
 
 class Collect(AdmissionPolicy):

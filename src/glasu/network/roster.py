@@ -45,7 +45,7 @@ GROUPS = 8  # number of (phase, round) pairs whose digests are kept; an exchange
 
 
 class Receipts:
-    """Keys and digests of the messages that a party sent in the last GROUPS pairs of a phase and a round.
+    """Keys and digests of the messages that a party sent in the last GROUPS (phase, round) pairs.
 
     Every key is received at most once. Frames that are sent again after a break have known numbers, and the channel
     drops them before they are read as messages. A new attempt and a new process begin with empty receipts, and their

@@ -1,4 +1,4 @@
-"""The policy of a party: the releases that it forbids, and limits for the others. It is written in policy.toml.
+"""The policy of a party, written in policy.toml: the releases that it forbids, and limits for all other releases.
 
 The policy is a rule of the ledger, so it sees every release before the release is recorded and its bytes are sent.
 Limits apply to the whole ledger, including earlier runs and repeated rounds.

@@ -75,7 +75,7 @@ def await_inference(
 
 
 def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[Tensor]:
-    """Compute H_m[L]. This is the only forward pass, for training, local updates and evaluation.
+    """Compute H_m[L]. Training, local updates and evaluation all use this function for the forward pass.
 
     Args:
         client: the client.

@@ -99,7 +99,7 @@ def read_header(data: Buffer, size: int) -> Head:
 
 
 def allocate(size: int) -> memoryview:
-    """Return a buffer for a message in which its first array is aligned for every dtype."""
+    """Return a buffer for a message, placed so that the first array of the message is aligned for every dtype."""
     lead = -(HEADER.size + SECTION.size) % 16
     return memoryview(bytearray(lead + size))[lead:]
 

@@ -52,7 +52,7 @@ def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str
 
     Raises:
         AlignmentError: the model was trained without party dropout, or no party is present.
-        ConfigError: the label owner is missing, or the model was trained with hidden sums.
+        ConfigError: the label owner is missing, or the model was trained with masks or ckks.
     """
     missing = ", ".join(name for name in names if name not in present)
     if config.privacy.hides_parts:
