@@ -19,7 +19,7 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import Mean
 from glasu.model.propagation import propagate
 from glasu.privacy.masking import Requested
-from glasu.protocol.chunks import Chunk, answer_rows, exchange_rows
+from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.messages import JointScores, Scores
 from glasu.protocol.requests import Broadcast, Scatter, Script
 from glasu.wire.message_key import Key
@@ -86,18 +86,18 @@ def server_average(
     """
     encoding = server.shapes.encodings[PROBABILITIES]
     senders = present if server.identity.owner is None else [server.identity.owner]
-
-    def average(scores: Chunk) -> Broadcast | Scatter:
+    scores: Chunk | None = None
+    while scores is None or not scores.is_last:
+        scores = yield from receive_chunk(server, Scores, key, scores, num_rows, senders, from_any=from_any)
         aggregation = Mean(len(scores.tensors))  # scores are averaged even if layers concatenate
         mean = aggregation.combine_partials(encoding, scores.payloads, scores.key, scores.first_row)
         scores.check_answer(mean)
         if requested is None:
-            return Broadcast(JointScores(scores.key, mean))
-        masks = [mask[scores.first_row : scores.first_row + scores.num_rows] for mask in requested]
+            yield Broadcast(JointScores(scores.key, mean))
+            continue
+        masks = [mask[scores.first_row : scores.end] for mask in requested]
         pairs = zip(server.make_client_keys(scores.key), masks, strict=True)
-        return Scatter(tuple(JointScores(own, encoding.answer.select_rows(mean, mask)) for own, mask in pairs))
-
-    yield from answer_rows(server, Scores, key, average, num_rows, senders, from_any=from_any)
+        yield Scatter(tuple(JointScores(own, encoding.answer.select_rows(mean, mask)) for own, mask in pairs))
 
 
 def client_average_all(client: Client, key: Key, own: ScoreRows | None) -> Script[ScoreRows]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import Chunk, PendingBatch, answer_rows, exchange_rows
+from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
@@ -144,15 +144,6 @@ def server_backward(
         present: the clients that contribute; None: all.
     """
     encoding, aggregation = server.shapes.encodings[GRADIENT], server.make_aggregation(present)
-
-    def share(gradients: Chunk) -> Scatter:
-        # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
-        keys = server.make_client_keys(gradients.key)
-        shares = aggregation.combine_gradients(encoding, gradients.payloads, keys, gradients.first_row)
-        for found in {id(found): found for found in shares}.values():  # equal shares can be one array
-            gradients.check_answer(found)
-        return Scatter(tuple(JointGradient(own, found) for own, found in zip(keys, shares, strict=True)))
-
     for layer in reversed(server.aggregation_layers):
         # At the last layer only the label owner has a gradient; the others wait for their share.
         owner = server.identity.owner if layer == server.aggregation_layers[-1] else None
@@ -160,4 +151,12 @@ def server_backward(
             yield from server_sealed_gradient(server, key.at(layer), rows[layer])
             continue
         senders = present if owner is None else (owner,)
-        yield from answer_rows(server, Gradient, key.at(layer), share, rows[layer], senders)
+        gradients: Chunk | None = None
+        while gradients is None or not gradients.is_last:
+            gradients = yield from receive_chunk(server, Gradient, key.at(layer), gradients, rows[layer], senders)
+            # Stochastic rounding depends on the message's key, so the share of every client is rounded separately.
+            keys = server.make_client_keys(gradients.key)
+            shares = aggregation.combine_gradients(encoding, gradients.payloads, keys, gradients.first_row)
+            for share in {id(share): share for share in shares}.values():  # equal shares can be one array
+                gradients.check_answer(share)
+            yield Scatter(tuple(JointGradient(own, share) for own, share in zip(keys, shares, strict=True)))

@@ -7,7 +7,7 @@ advance. If the rows fill all chunks exactly, an empty chunk follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.receiving import hash_answer
-from glasu.protocol.requests import Broadcast, Receive, Scatter, Script, Send
+from glasu.protocol.requests import Receive, Script, Send
 from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
 
@@ -120,43 +120,38 @@ def _check_answer(client: Client, message: TensorMessage, shape: tuple[int, int 
     return found[1]
 
 
-def answer_rows(
+def receive_chunk(
     server: Server,
     kind: type[TensorMessage],
     key: Key,
-    answer: Callable[[Chunk], Broadcast | Scatter],
+    before: Chunk | None,
     expected_rows: int | None = None,
     senders: Sequence[int] | None = None,
     *,
     from_any: bool = False,
-) -> Script[int]:
-    """Server: receive a tensor from every client, and answer every chunk; return the number of rows.
+) -> Script[Chunk]:
+    """Server: receive the next chunk of a tensor from every client. The caller answers it.
 
     Args:
         server: the server.
         kind: the kind of message that clients send.
         key: the key of the exchange.
-        answer: returns the answer to a chunk.
-        expected_rows: the number of rows, if the server knows it.
+        before: the chunk before this one; None: this is the first.
+        expected_rows: the number of rows of the whole tensor, if the server knows it.
         senders: the clients that send a tensor, while the others only wait for the answer; None: all.
         from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
     """
     everyone = not from_any and (senders is None or len(senders) == len(server.roster))
-    chunk_rows, first_row, is_last = server.config.wire.chunk_rows, 0, False
-    waiting: list[bool] | None = None  # for each client: whether it sends no tensor
-    while not is_last:
-        own = key.at(key.layer, first_row // chunk_rows)
-        messages: Sequence[Message] = yield Receive((kind,) if everyone else (kind, Waiting), own)
-        if from_any:
-            waiting = _check_waiting(server, messages, waiting)
-        elif senders is not None:
-            _check_senders(server, messages, senders)
-        chunk = Chunk(server, own, first_row, [each for each in messages if isinstance(each, TensorMessage)])
-        chunk.check(None if expected_rows is None else expected_rows - first_row)
-        yield answer(chunk)
-        num_rows = chunk.num_rows
-        first_row, is_last = first_row + num_rows, num_rows < chunk_rows
-    return first_row
+    first_row = 0 if before is None else before.end
+    own = key.at(key.layer, first_row // server.config.wire.chunk_rows)
+    messages: Sequence[Message] = yield Receive((kind,) if everyone else (kind, Waiting), own)
+    if from_any:
+        _check_waiting(server, messages, before)
+    elif senders is not None:
+        _check_senders(server, messages, senders)
+    chunk = Chunk(server, own, first_row, [each for each in messages if isinstance(each, TensorMessage)])
+    chunk.check(None if expected_rows is None else expected_rows - first_row)
+    return chunk
 
 
 def _check_senders(server: Server, messages: Sequence[Message], senders: Sequence[int]) -> None:
@@ -171,15 +166,16 @@ def _check_senders(server: Server, messages: Sequence[Message], senders: Sequenc
             )
 
 
-def _check_waiting(server: Server, messages: Sequence[Message], before: list[bool] | None) -> list[bool]:
-    """Return for each client whether it sent no tensor; refuse a client that sent only some chunks of a tensor."""
-    waiting = [not isinstance(message, TensorMessage) for message in messages]
-    if all(waiting):
+def _check_waiting(server: Server, messages: Sequence[Message], before: Chunk | None) -> None:
+    """Refuse a client that sends only some chunks of a tensor, and chunks without any tensor."""
+    if not any(isinstance(message, TensorMessage) for message in messages):
         raise ProtocolError(f"{messages[0].key}: no party has an edge. {NOTHING_TO_SMOOTH}")
-    for message, now, earlier in zip(messages, waiting, before or waiting, strict=True):
-        if now != earlier:
+    if before is None:
+        return
+    senders = {message.key.client for message in before.tensors}
+    for message in messages:
+        if isinstance(message, TensorMessage) != (message.key.client in senders):
             server.refuse(message, f"expected all chunks of a tensor or none, got a {type(message).__name__}.")
-    return waiting
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +197,16 @@ class Chunk:
         """The number of rows of every tensor, after `check`."""
         tensor = self.tensors[0]
         return self.server.shapes.encodings[tensor.content().kind].find_shape(tensor.value)[0]
+
+    @property
+    def end(self) -> int:
+        """The position after the last row, in the whole tensor."""
+        return self.first_row + self.num_rows
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last chunk: it has fewer rows than a full one, perhaps none."""
+        return self.num_rows < self.server.config.wire.chunk_rows
 
     def check(self, rows_left: int | None) -> None:
         """Check the tensors.

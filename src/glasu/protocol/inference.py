@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from glasu.protocol.chunks import Chunk, PendingBatch, answer_rows, exchange_rows
+from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.message_key import Key, Phase
@@ -124,14 +124,14 @@ def server_inference(
     """
     kind, joint = find_message_kinds(server.config, key)
     encoding, aggregation = server.shapes.encodings[kind.content().kind], server.make_aggregation(present)
-
-    def aggregate(partials: Chunk) -> Broadcast:
-        found = aggregation.combine_partials(encoding, partials.payloads, partials.key, partials.first_row)
-        return Broadcast(joint(partials.key, partials.check_answer(found)))
-
     rows = {}
     for layer in server.aggregation_layers:
-        rows[layer] = yield from answer_rows(server, kind, key.at(layer), aggregate, num_rows.get(layer), present)
+        partials: Chunk | None = None
+        while partials is None or not partials.is_last:
+            partials = yield from receive_chunk(server, kind, key.at(layer), partials, num_rows.get(layer), present)
+            found = aggregation.combine_partials(encoding, partials.payloads, partials.key, partials.first_row)
+            yield Broadcast(joint(partials.key, partials.check_answer(found)))
+        rows[layer] = partials.end
     return rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glasu.protocol.backward import compute_owner_gradient, share_gradient
-from glasu.protocol.chunks import Chunk, answer_rows
+from glasu.protocol.chunks import Chunk, receive_chunk
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
@@ -47,8 +47,7 @@ def server_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
         return
     owner = server.identity.owner
     assert owner is not None
-
-    def forward(gradient: Chunk) -> Broadcast:
-        return Broadcast(JointGradient(gradient.key, gradient.check_answer(gradient.payloads[0])))
-
-    yield from answer_rows(server, Gradient, key, forward, num_rows, (owner,))
+    gradient: Chunk | None = None
+    while gradient is None or not gradient.is_last:
+        gradient = yield from receive_chunk(server, Gradient, key, gradient, num_rows, (owner,))
+        yield Broadcast(JointGradient(gradient.key, gradient.check_answer(gradient.payloads[0])))
