@@ -24,7 +24,7 @@ class FeatureRows:
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
-    chunk_values: int | None = 2**24  # number of values that are read at once; None: all, because they are in memory
+    chunk_values: int | None = 2**24  # number of values in one read; None: all, because they are in memory
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""

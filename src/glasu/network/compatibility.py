@@ -41,7 +41,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FactRule:
-    """Facts that must be equal at all roles that state them."""
+    """Facts that must be equal for every role that states them."""
 
     check: str  # name of the check; its rules are ordered, because breaking one often breaks later ones
     facts: tuple[str, ...]

@@ -170,8 +170,8 @@ def refuse_other_secret(kit: Kit, record: JoiningRecord, since: str, remedy: str
     Args:
         kit: the kit with the party's secret.
         record: the content of joining.json, with the commitment of the original secret.
-        since: the event since which the secret must not change, for the error.
-        remedy: what to do, for the error.
+        since: the event after which the secret must not change; the error names it.
+        remedy: the remedy that the error names.
     """
     secret = kit.secret
     if secret is not None and secret.commitment() == record.secret:

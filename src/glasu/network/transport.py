@@ -62,7 +62,7 @@ OPTIONS = [
 class SessionLock(threading.Condition):
     """The lock of a session, and the condition on which the session's threads wait.
 
-    The writer of a stream waits on a condition of its own. Otherwise a frame from one party would wake the writers of
+    The writer of each stream waits on a separate condition. Otherwise a frame from one party would wake the writers of
     all parties. Notify after a change, never before it: only the writers that have a frame at that moment wake.
     """
 

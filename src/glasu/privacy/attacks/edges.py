@@ -1,8 +1,8 @@
 """Infer edges from index sets: nodes that are proposed together more often than by chance are neighbours.
 
 A node v that a client adds below the targets T has an edge to some u in T. For each pair, the attacker compares two
-rates: how often v was drawn while u was a target, and how often v was drawn at all (its base rate). It computes the
-logarithm of the likelihood ratio
+rates: how often v was drawn while u was a target, and how often v was drawn in all rounds (its base rate). It computes
+the logarithm of the likelihood ratio
 
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
