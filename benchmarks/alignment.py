@@ -1,9 +1,9 @@
 """How long does a private alignment of 233,000 ids per party take, and how many bytes does it send?
 
-The script writes one table of ids per party, shuffled, of which the given share is common to all, and aligns the
-folders in this process. A party multiplies every point of every set once, so the seconds grow with the number of ids
-and of parties. Between organisations the parties compute at the same time on different machines; "alone" is the
-computing time of one party, estimated from 2,000 points.
+The script writes one shuffled table of ids per party and aligns the folders in this process. The share --common of the
+ids is the same in all tables. A party multiplies every point of every set once, so the seconds grow with the number of
+ids and with the number of parties. Between organisations the parties compute at the same time on different machines;
+"alone" is the computing time of one party, estimated from 2,000 points.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLE = 2000  # number of points that are timed
 
 
 def write_folders(root: Path, num_parties: int, num_ids: int, common: float) -> list[Path]:
-    """Write tables with `num_ids` ids each, of which a share is common to all."""
+    """Write tables with `num_ids` ids each; the given share of the ids is in all tables."""
     rng, shared, folders = np.random.default_rng(0), round(num_ids * common), []
     for index in range(num_parties):
         own = [f"person-{number:09d}" for number in range(shared)]
@@ -45,7 +45,7 @@ def write_folders(root: Path, num_parties: int, num_ids: int, common: float) -> 
 
 
 def measure_points() -> tuple[float, float]:
-    """Return the seconds of hashing an id to a point, and of one multiplication."""
+    """Return the seconds to hash an id to a point, and the seconds of one multiplication."""
     blinding, start = Blinding(bytes(32)), time.perf_counter()
     points = hash_ids([f"person-{number}" for number in range(SAMPLE)])
     hashed = time.perf_counter()
@@ -54,7 +54,7 @@ def measure_points() -> tuple[float, float]:
 
 
 def report(num_parties: int, num_ids: int, common: float) -> str:
-    """Align, and return the table of this benchmark."""
+    """Align the tables, and return the table of this benchmark."""
     shown = [time.monotonic()]
 
     def observe(event: Event) -> None:

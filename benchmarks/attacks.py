@@ -1,19 +1,20 @@
-"""What do the server and a party recover from the messages of a run, and how much do protected settings help?
+"""What do the server and a party recover from the messages of a run, and how much do the privacy settings help?
 
     python benchmarks/attacks.py off --datasets cora,minesweeper
 
 Every argument is a column of the table: `off`, the name of a privacy profile, or a TOML file with settings that are
-applied to every run, such as privacy.toml. A profile that refuses the sampler or the layers of a run gets a sampler and
-layers that it allows. Four runs are recorded and attacked:
+applied to every run, such as privacy.toml. If a profile refuses the sampler or the layers of a run, the run uses a
+sampler and layers that the profile allows. Four kinds of runs are recorded and attacked:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
     owner-N   labels at one party, 30 rounds, with N = 0, 1 and 2 owner layers: labels
-    pair      two parties: the representation of the other one
+    pair      two parties: the representation of the other party
 
-and one round is run with a server that splits the view. Parties have secrets, as over a network. A setting that the
-column refuses is shown as "refused". "own data" is the score without messages. If this score is different in a later
-column, it follows in brackets.
+In a fifth run, `split`, a server sends different answers to different parties for one round. Parties have secrets, as
+over a network. A cell is "refused" if the settings of the column refuse the run. "own data" is the score of a role that
+uses its own data and public facts but no messages. If this score differs in a later column, it follows the score of
+that column in brackets.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ ONCE: Sections = {"train": {"sampler": "full", "batch_size": 0}, "model": {"aggr
 
 
 def read_column(text: str) -> Sections:
-    """Return the settings of a column."""
+    """Return the settings that an argument of the command names."""
     if text == "off":
         return {}
     if text.endswith(".toml"):
@@ -99,7 +100,7 @@ def make_secrets(names: list[str]) -> dict[str, bytes]:
 
 
 def attack_recorded(config: RunConfig, attacks: tuple[str, ...]) -> list[AttackResult]:
-    """Record a run and attack it; the last row is the use of the model."""
+    """Record a run and attack it; the last row is the test accuracy of the model."""
     parties = apply_method(config, load_parties(config)).parties
     with tempfile.TemporaryDirectory() as folder:
         options = SimulationOptions(transcript=Path(folder), secrets=make_secrets([party.name for party in parties]))
@@ -124,7 +125,7 @@ def attack_split(config: RunConfig) -> list[AttackResult]:
 def list_findings(
     dataset: str, seed: int, column: Sections, runs: list[str]
 ) -> Iterator[tuple[str, list[AttackResult] | str]]:
-    """Yield the findings of every run, or why it was refused."""
+    """Yield the findings of every run, or the reason why the run was refused."""
     work: dict[str, tuple[Sections, Callable[[RunConfig], list[AttackResult]]]] = {}
     for name, sections in RUNS.items():
         work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition("-")[0]])
@@ -139,11 +140,11 @@ def list_findings(
 
 
 def main() -> None:
-    """Print one table per data set: a row per attack and role, the score of every column."""
+    """Print one table per data set, with a row per attack and role and with the scores of every column."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("columns", nargs="+", metavar="COLUMN", help="off, a profile, or a TOML file")
     parser.add_argument("--datasets", default="cora,minesweeper")
-    parser.add_argument("--runs", default="rounds,sets,owner,pair,split", help="some of the runs")
+    parser.add_argument("--runs", default="rounds,sets,owner,pair,split", help="runs to make, comma-separated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=place, help="also write the tables to this file")
     args = parser.parse_args()

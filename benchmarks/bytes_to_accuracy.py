@@ -2,18 +2,18 @@
 
     python benchmarks/bytes_to_accuracy.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
 
-The first two rows are the methods that need almost no bytes, ensemble and smooth. The other settings range from an
-exchange of every layer in every step to one narrow layer of 8-bit numbers every few steps. Every run trains for a fixed
-number of rounds. The table shows the cost until the validation accuracy first reaches the goal, the megabytes until it
-exceeds that of the best cheap method with the same seed, and the test accuracy of the selected model. The best cheap
-method is that with the highest mean validation accuracy. Bytes include sampling, training and validation. Runs that are
-in the output folder are not repeated.
+The first two rows are ensemble and smooth, the methods that need almost no bytes. The other settings range from an
+exchange of every layer in every step to an exchange of one narrow layer of 8-bit numbers every few steps. Every run
+trains for a fixed number of rounds. The table shows the cost until the validation accuracy first reaches the goal, the
+megabytes until it exceeds that of the best cheap method with the same seed, and the test accuracy of the selected
+model. The best cheap method is the ensemble or smooth setting with the highest mean validation accuracy. Bytes include
+sampling, training and validation. Runs that are in the output folder are not repeated.
 
     python benchmarks/bytes_to_accuracy.py --ladder cheap --datasets cora --seeds 10
 
-compares runs of a few megabytes with the best cheap method. Its bytes are those of the whole run: training, evaluations
-and the test. The last two settings were chosen by validation accuracy on seeds 100-104, and the one with party dropout
-on seeds 100 and 101.
+This command compares runs of a few megabytes with the best cheap method. Its bytes are those of the whole run:
+training, evaluations and the test. The last two settings were chosen by validation accuracy on seeds 100-104, and the
+setting with party dropout was chosen on seeds 100 and 101.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def find_best_cheap(cells: Sequence[Sequence[RunResult]]) -> Sequence[RunResult]
 
 
 def format_excess(cell: Sequence[RunResult], best: Sequence[RunResult]) -> str:
-    """Return the mean megabytes until validation exceeds the best cheap method, and the number of seeds that do."""
+    """Return the mean megabytes until validation exceeds the best cheap method, and the number of such seeds."""
     if cell[0].row.method in CHEAP_METHODS:
         return "-"
     goals = {other.row.seed: other.row.validation_accuracy for other in best}
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def write_csv(path: Path, results: Sequence[RunResult]) -> None:
-    """Write one line per run: bytes of sampling, training and validation, in total and until the goal."""
+    """Write one line per run: bytes of sampling, training and validation, in total and until its goal is reached."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])

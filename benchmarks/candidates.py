@@ -3,9 +3,9 @@
     python benchmarks/candidates.py --datasets cora,actor --seeds 3
 
 Each setting trains on each data set, divided as in defaults.py, with seeds that defaults.py does not use. The score is
-the best one on the validation nodes. Test scores are not read, so the choice of candidates does not depend on them.
-A table gives the mean over the seeds; the megabytes are those of one run. With `--one-hot`, one column for each node
-replaces the features; the columns are divided among the parties.
+the best one on the validation nodes. Test scores are not read, so the choice of candidates does not depend on them. The
+table shows the mean over the seeds; the megabytes are those of one run. With `--one-hot`, one column for each node
+replaces the features, and these columns are divided among the parties.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--partition", default="features", choices=("features", "apart"))
     parser.add_argument("--one-hot", action="store_true", help="one column for each node instead of the features")
     parser.add_argument("--seeds", type=positive, default=3, help=f"seeds {FIRST_SEED}..{FIRST_SEED}+N-1")
-    parser.add_argument("--settings", default=",".join(SETTINGS), help="names, divided by ';'")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="names, separated by ';'")
     parser.add_argument("--out", type=place, help="also write the table to this file")
     args = parser.parse_args()
     names = list(SETTINGS) if args.settings == ",".join(SETTINGS) else args.settings.split(";")

@@ -1,15 +1,16 @@
-"""How much CPU time does this checkout take compared with another one?
+"""How much CPU time does this checkout take compared with another checkout?
 
     python benchmarks/compare_trees.py OLD_TREE [--turns N] [--cases PATTERN]...
 
-The cases are those of round.py, speed.py and network.py. A turn runs each case with a process of one checkout, then
-with one of the other; the order changes from turn to turn. The time is user plus system time of all processes of a run.
-Except for whole runs, it is the difference between a long and a short run: the rounds, without start and evaluation.
-A first run of each case is not timed; it compiles the loops and converts the data.
+The cases are those of round.py, speed.py and network.py. A turn runs each case once with each checkout; the order of
+the checkouts changes from turn to turn. The time is the user and system time of all processes of a run. Except for
+whole runs, the script subtracts the time of a short run from that of a long run. The difference is the time of the
+rounds, without start and evaluation. A first run of each case is not timed; it compiles the loops and converts the
+data.
 
-Both checkouts are used through the public API and the command line only, with this Python. A table gives the median
-over the turns of the ratio new / old and its 95 % interval from order statistics. Ctrl-C ends the measurement and
-prints the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
+Both checkouts are used through the public API and the command line only, with this Python. A table shows the median of
+the ratio new / old over the turns, and its 95 % interval from order statistics. Ctrl-C ends the measurement and prints
+the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from glasu import PartyData
 
 TREE = Path(__file__).resolve().parents[1]
-PROCESS_TURNS = 5  # turns after which the processes of the cases of class Rounds are replaced by new ones
+PROCESS_TURNS = 5  # turns after which new processes run the cases of class Rounds
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 
 
@@ -150,7 +151,7 @@ def _load(case: Rounds) -> list[PartyData]:
 
 
 class Checkout:
-    """One of the two checkouts: times cases with its package."""
+    """One of the two checkouts. It times cases with its own package."""
 
     def __init__(self, tree: Path, folder: Path, cases: Sequence[str]) -> None:
         self.tree = tree
@@ -173,7 +174,7 @@ class Checkout:
 
     @contextlib.contextmanager
     def start_measuring(self) -> Iterator[Callable[[str], float]]:
-        """Yield the function that times a case, in processes that are new."""
+        """Start new processes and yield a function that times a case in them."""
         worker = Worker(self.environment, self.rounds) if self.rounds else None
 
         def measure(name: str) -> float:
@@ -195,9 +196,9 @@ class Checkout:
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the interval between two order statistics that holds the median with at least this probability.
+    """Return two order statistics between which the median lies with probability `level` or more.
 
-    With fewer than six values there is none; the result is then the least and the greatest value.
+    Fewer than six values have no such interval at level 0.95; the result is then the least and the greatest value.
     """
     ordered, count = sorted(values), len(values)
     tail, rank = 0.0, 0  # `tail`: probability that fewer than `rank` + 1 values lie below the median
@@ -213,8 +214,8 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 def main() -> int:
     """Compare two checkouts and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, metavar="OLD_TREE", help="checkout to compare with")
-    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="the other one; by default, this one")
+    parser.add_argument("old", type=Path, metavar="OLD_TREE", help="old checkout")
+    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout; by default, this one")
     parser.add_argument("--turns", type=positive, default=15)
     parser.add_argument("--cases", action="append", metavar="PATTERN", help="such as 'speed*'; may be repeated")
     parser.add_argument("--limit", type=float, default=1.05, help="greatest allowed ratio (%(default)s)")
@@ -223,7 +224,7 @@ def main() -> int:
     patterns = args.cases or ["*"]
     cases = [name for name in CASES if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     if not cases:
-        parser.error(f"--cases: none fits; the cases are {', '.join(map(repr, CASES))}")
+        parser.error(f"--cases: no case matches; the cases are {', '.join(map(repr, CASES))}")
     ratios: dict[str, list[float]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         old, new = (

@@ -1,4 +1,4 @@
-"""What does it cost in accuracy (paired by seed) to send 16 or 8 bits instead of 32, and how many bytes does it save?
+"""How much accuracy is lost if 16 or 8 bits are sent instead of 32 (paired by seed), and how many bytes are saved?
 
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 
@@ -63,7 +63,7 @@ def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
-    """Count the tensor bytes of the rounds until the first evaluation, of that evaluation and of the test."""
+    """Count the tensor bytes of the rounds until the first evaluation, of this evaluation, and of the test."""
     config = make_config(dataset, mode, precision)
     config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
     return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="cora")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: that of the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/compression"))
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Does the exact gradient vanish at the rate of the paper's Theorem 1 while training is sampled, local and stale?
+"""Does the exact gradient vanish at the rate of the paper's Theorem 1 if training uses sampled, local, stale gradients?
 
 The plot shows the mean over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L
-is the sum of the clients' losses over all training nodes with all edges. Autograd computes its gradient through all
-clients together, at 64 of the TQ updates: at each of the first updates, then at one update of ever longer intervals,
-weighted by their length. Tables show bias and variance of the sampled gradient, and the angle between the gradient of
-Algorithm 1 and the exact one.
+is the sum of the clients' losses over all training nodes with all edges. Autograd computes the gradient of L through
+all clients together, at 64 of the TQ updates: at each of the first updates, then at one update in each of a series of
+growing intervals, weighted by the length of the interval. Tables show the bias and variance of the sampled gradient,
+and the angle between the gradient of Algorithm 1 and the exact gradient.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def weights_of(clients: Sequence[Client]) -> list[Tensor]:
 
 
 def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]) -> Tensor:
-    """Return the gradients that the protocol computes at fixed weights, one round per row."""
+    """Return the gradients that the protocol computes at fixed weights, with one row per round."""
     clients, rows = build(config, parties), []
     for client, vector in zip(clients, weights, strict=True):
         vector_to_parameters(vector.clone(), client.learner.model.parameters())
@@ -155,7 +155,7 @@ class Point:
 
 
 def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
-    """Choose updates to measure, one per interval of growing length; also return the lengths."""
+    """Choose updates to measure, one in each of a series of growing intervals; also return the interval lengths."""
     edges = np.unique(np.rint(np.geomspace(1, updates, count)).astype(int))
     starts, ends = np.concatenate([[0], edges[:-1]]), edges
     rng = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def list_last_layers(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
-    """Return the relative difference of the unsampled joint gradient from autograd through all clients together."""
+    """Return the relative difference between the joint gradient without sampling and autograd through all clients."""
     exact = ExactGradient(config, parties)
     weights = weights_of(exact.clients)
     mine = exact.at(weights)[1]
@@ -242,7 +242,7 @@ def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
 def sampling_error(
     config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor], draws: int
 ) -> tuple[float, float, float, float]:
-    """Return |exact|^2, the squared bias, its standard error and the variance of the sampled gradient.
+    """Return the squared norm of the exact gradient, the sampled gradient's squared bias, its standard error, variance.
 
     The draws use another seed, because the weights were trained on the draws of the first seed.
     """
@@ -279,7 +279,7 @@ MARKERS = ("o", "s", "^", "D")
 
 
 def draw(curves: Sequence[Curve], out: Path) -> None:
-    """Plot the curves by Q, K and M with the two slopes, and the late gradient without the early steps."""
+    """Plot the curves by Q, K and M with the two slopes of the paper, and the mean over the last steps by Q."""
     own = [curve for curve in curves if not curve.pooled]
     middle = base_config()
     two, four = len(middle.model.aggregation_layers), middle.train.num_local_steps
@@ -315,7 +315,7 @@ def draw(curves: Sequence[Curve], out: Path) -> None:
 
 
 def _guides(axes: Axes, updates: Sequence[int]) -> None:
-    """Draw the two slopes, starting above the first points of the curves."""
+    """Draw the two slopes of the paper, starting above the first points of the curves."""
     low, high = axes.get_ylim()
     start, span = high * 1.3, np.array([updates[0], updates[-1]], float)
     for exponent, style, text in ((-0.5, "--", "slope −1/2 (the bound)"), (-1.0, ":", "slope −1 (the text)")):
@@ -330,7 +330,7 @@ def main() -> None:
     """Measure, print the tables and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer settings and shorter runs, under a minute")
-    parser.add_argument("--out", type=Path, help="the figure (default: docs/images/convergence.png; with --quick none)")
+    parser.add_argument("--out", type=Path, help="figure (default: docs/images/convergence.png; none with --quick)")
     args = parser.parse_args()
     picture = args.out or (None if args.quick else Path("docs/images/convergence.png"))
     lengths, count, draws = ((32, 128, 384), 24, 32) if args.quick else ((32, 128, 512, 2048), 64, 1024)
@@ -340,7 +340,8 @@ def main() -> None:
     settings += [(clients, 2, 4, True) for clients in ((1, 3) if args.quick else (1, 3, 5))]
 
     error = check_exactness(base, parties)
-    print(f"exact gradient: autograd through all clients and the protocol's joint backward differ by {error:.1e}\n")
+    print("exact gradient: relative difference between autograd through all clients ", end="")
+    print(f"and the protocol's joint backward: {error:.1e}\n")
     curves, trained = [], {}
     for clients, layers, steps, pooled in settings:
         used = pool_and_divide(parties, clients) if pooled else parties
@@ -377,7 +378,8 @@ def main() -> None:
         ]
         for curve in curves
     ]
-    print("Mean squared norm of the exact gradient; the paper: bound -1/2, text -1\n\n" + markdown(header, rows) + "\n")
+    print("Mean squared norm of the exact gradient; slope in the paper: -1/2 by the bound, -1 by the text\n")
+    print(markdown(header, rows) + "\n")
 
     start = weights_of(build(base, parties))
     rows = []
@@ -387,7 +389,8 @@ def main() -> None:
         row = [name, f"{norm:.3f}", f"{bias:.3f} ± {error:.3f}", f"{variance:.2f}"]
         rows.append([*row, *(f"{ratio:.2f}" for ratio in ratios)])
     header = ["weights", "exact, squared", "bias, squared", "variance", "bias / exact", "deviation / exact"]
-    print(f"Sampled against exact gradient, {draws} draws; the paper: biased\n\n" + markdown(header, rows) + "\n")
+    print(f"Sampled against exact gradient, {draws} draws; the paper says that the sampled gradient is biased\n")
+    print(markdown(header, rows) + "\n")
 
     rows = []
     for layers, weights in sorted(trained.items()):
@@ -396,7 +399,8 @@ def main() -> None:
             cosine, below, ratio = local_against_joint(config, parties, used_weights)
             rows.append([f"{layers}", name, f"{cosine:.3f}", f"{below:.3f}", f"{ratio:.2f}"])
     header = ["K", "weights", "cosine", "cosine, layers only", "norm of local / exact"]
-    print("Algorithm 1's gradient at q = 0 against the exact one, nothing sampled; the paper takes them as equal\n")
+    print("Gradient of Algorithm 1 at q = 0 against the exact gradient, without sampling; ", end="")
+    print("the paper assumes that they are equal\n")
     print(markdown(header, rows))
     if picture is not None:
         draw(curves, picture)

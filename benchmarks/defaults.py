@@ -5,19 +5,20 @@
 Every data set is divided among three parties (or has one party per relation), with 60, 20 and 20 % of each class for
 training, validation and test. `glasu` is `RunConfig()`, where the preset chooses. The alternatives are:
 
-alone    the best party on validation, by its model with the settings that the preset chose or by label propagation
+alone    the best party on validation, by label propagation or by its model with the settings that the preset chose
 ensemble averaged class probabilities of the parties that trained alone, with the same settings
 smooth   these averages, propagated over the edges of every party
 linear   logistic regression on the pooled features; C is chosen on validation
 sage     two layers of GraphSAGE on the pooled data, written with torch only; the epoch is chosen on validation
 gcn      two layers of GCN, trained like sage
 
-`--partition apart` puts features and edges at different parties. The score is the test accuracy, or the ROC AUC of
-minesweeper and tolokers. The table shows the mean over the seeds and, in brackets, the 90 % interval of the
-paired difference, glasu minus the alternative. Runs in the file are not repeated.
+`--partition apart` puts features and edges at different parties. The score is the test accuracy, or for minesweeper and
+tolokers the ROC AUC. The table shows the mean over the seeds and, in brackets, the 90 % interval of the paired
+difference, glasu minus the alternative. Runs in the file are not repeated.
 
-Two options repeat only some methods and add a table of the change. With `--timestamps` every party has one more column
-that says nothing: the seconds since 1970 of a random time within a year. With `--labels a` only party a has labels.
+Two options run only some methods and add a table of the change of the score. With `--timestamps` every party has one
+more column, which is independent of the classes: the seconds since 1970 of a random time within a year. With `--labels
+a` only party a has labels.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def train_linear(parties: Sequence[glasu.PartyData], *, binary: bool) -> tuple[f
 
 
 def pick_party(report: glasu.RunReport) -> tuple[float, float]:
-    """Return the test and validation scores of the best party on validation, by model or label propagation."""
+    """Return the test and validation scores of the party with the best validation, by model or label propagation."""
     pairs = []
     for field in ("per_client", "per_client_propagation"):
         validation, test = (getattr(scores, field) or () for scores in (report.validation, report.test))
@@ -222,7 +223,7 @@ def pick_party(report: glasu.RunReport) -> tuple[float, float]:
 
 
 def run_with_owner(dataset: str, seed: int, partition: str, owner: str, done: Mapping[str, Row]) -> list[Row]:
-    """Run glasu with the labels at one party, unless it is done."""
+    """Run glasu with the labels at one party, unless the file contains this run."""
     method, metric, start = name_owner(owner), "roc_auc" if dataset in BINARY else "accuracy", time.process_time()
     if method in done:
         return []
@@ -245,7 +246,7 @@ def run_with_owner(dataset: str, seed: int, partition: str, owner: str, done: Ma
 
 
 def name_owner(owner: str) -> str:
-    """Return the name of the method with labels at one party."""
+    """Return the method name of a run in which only `owner` has labels."""
     return f"glasu, labels at {owner}"
 
 
@@ -328,7 +329,7 @@ def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
 
 
 def compare_change(rows: Sequence[Row], dataset: str, method: str = "glasu", timestamps: int = 0) -> list[str] | None:
-    """Return a row of another table: the change of the score against plain glasu, over the same seeds."""
+    """Return a row of a table of changes: the change of the score from plain glasu, over the same seeds."""
     changed, plain = (
         {
             row["seed"]: 100 * row["score"]
@@ -350,7 +351,7 @@ def main() -> None:
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1")
     parser.add_argument(
-        "--partition", default="features", help="data.partition of sets that are one graph (%(default)s)"
+        "--partition", default="features", help="data.partition of data sets that are one graph (%(default)s)"
     )
     parser.add_argument("--labels", metavar="PARTY", help="the party that has the labels; only glasu runs")
     parser.add_argument("--timestamps", action="store_true", help="add a column of random times to every party")

@@ -1,11 +1,11 @@
-"""Does the generator of the demo give the same ranking of methods for every seed?
+"""Is the ranking of the methods of the demo the same for every seed of the data?
 
     python benchmarks/demo.py --seeds 10 --runs benchmarks/results/demo.csv
 
 The settings are those of `glasu demo`. A seed changes the data, the splits and the weights. "alone" is the mean over
 the departments. "best party alone" is the department, by its model or by label propagation, with the best validation
 accuracy. The last row is GLASU when only "profile" has labels. Differences are GLASU with exact gradients minus the
-alternative with the same seed, with 90 % intervals of Student's t. Runs in the file are not repeated.
+alternative with the same seed. Their 90 % intervals are those of Student's t. Runs in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_runs(path: Path, rounds: int) -> dict[tuple[str, int], tuple[float, flo
 
 
 def compare(found: Mapping[tuple[str, int], tuple[float, float]], seeds: int) -> str:
-    """Return the table: mean, smallest and largest accuracy, bytes, and the difference to GLASU."""
+    """Return the table: mean, smallest and largest accuracy, bytes, and the difference from GLASU."""
     rows = []
     for method in ROWS:
         scores = [found[method, seed][0] for seed in range(seeds)]

@@ -74,7 +74,7 @@ def _draw_features(department: Department, groups: NDArray[np.int64], rng: np.ra
 
 
 def _draw_network(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw for every user others in proportion to their popularity, mostly within the same group."""
+    """For every user, draw other users in proportion to their popularity, mostly within the user's group."""
     users = len(groups)
     popularity = rng.lognormal(0.0, department.tail, users)
     links = round(users * department.average_degree / (1 if department.directed else 2))

@@ -8,8 +8,8 @@ four layers, and raw features. GLASU takes four local steps per round, after a w
 dropout ("glasu dropout"); `--joint` chooses between them. Runs that are already in the files are not repeated.
 
 The table shows the paired difference, GLASU minus the alternative, in points, with its 90 % interval (pairs.py). The
-last column is the share of GLASU's runs in which the joint model was selected, and not the ensemble of the warm start.
-Without a warm start there is no such choice.
+last column is the number of GLASU's runs in which the joint model was selected rather than the ensemble of the warm
+start. Without a warm start, the joint model is always selected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
 
 
 def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row]:
-    """Train some methods with one setting and one seed; methods whose parties train alone share one run."""
+    """Train methods with one setting and one seed. All methods whose parties train alone use the same run."""
     rows: list[Row] = []
     trained: tuple[Client, ...] = ()
     for method in methods:
@@ -86,7 +86,7 @@ def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file; none if it does not exist."""
+    """Return the rows of a file, or no rows if the file does not exist."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -94,13 +94,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, keeps_test: bool) -> None:
-    """Run the methods at their points, unless they are in the file, and append the rows.
+    """Run each method at its point of the grid, unless the file contains this run, and append the rows.
 
     Args:
-        path: the file.
-        dataset: the data set.
-        points: a point of the grid for each method.
-        seed: the seed.
+        path: the file of finished runs.
+        dataset: the name of the data set.
+        points: the point of the grid for each method.
+        seed: the seed of the runs.
         keeps_test: whether to store test scores.
     """
     known = {(row["dataset"], row["method"], int(row["point"]), int(row["seed"])) for row in read_rows(path)}
@@ -113,7 +113,7 @@ def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, ke
 
 
 def choose_points(path: Path, dataset: str, methods: Sequence[str]) -> dict[str, int]:
-    """Return the point with the best mean validation accuracy for each method; the first one of equal points."""
+    """Return the point with the best mean validation accuracy for each method, or the first of several best points."""
     found: dict[str, dict[int, list[float]]] = {method: {} for method in methods}
     for row in read_rows(path):
         if row["dataset"] == dataset and row["method"] in methods:
@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1 of the comparison")
-    parser.add_argument("--joint", choices=tuple(JOINT), default="glasu", help="the method to compare with the others")
+    parser.add_argument("--joint", choices=tuple(JOINT), default="glasu", help="method to compare with alternatives")
     parser.add_argument("--search", type=place, default=Path("search.csv"), metavar="FILE", help="runs of the search")
     parser.add_argument("--runs", type=place, default=Path("runs.csv"), metavar="FILE", help="runs of the comparison")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")

@@ -2,11 +2,12 @@
 
     python benchmarks/features.py --datasets cora,tolokers --seeds 3 --runs features.csv
 
-Every data set is trained with raw features (`data.features = "none"`) and with prepared ones (`"auto"`), with and
-without one more column per party ("+ time"): the seconds since 1970 of a random time within a year. Such a column says
-nothing about the classes. In "auto + rows", every prepared row is also divided by its length. There are two settings:
-the default model, and two layers of sage. The score is the test accuracy, or the ROC AUC where there are two classes.
-With `--split validation` it is the score of the validation nodes. Runs in the file are not repeated.
+The script trains on every data set with raw features (`data.features = "none"`) and with prepared features (`"auto"`),
+with and without one more column per party ("+ time"). This column contains the seconds since 1970 of random times
+within a year and is independent of the classes. In "auto + rows", every prepared row is also divided by its length.
+There are two settings: the default model ("gcnii"), and two layers of sage. The score is the test accuracy, or the ROC
+AUC if there are two classes. With `--split validation` it is the score on the validation nodes. Runs in the file are
+not repeated.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def add_timestamps(party: glasu.PartyData, seed: int) -> glasu.PartyData:
 
 
 def divide_rows(party: glasu.PartyData) -> glasu.PartyData:
-    """Return the party with prepared features whose rows have length 1, or 0."""
+    """Return the party with prepared features whose rows are divided by their length; rows of zeros stay zero."""
     features = fit_preparation(party.features).apply(sp.csr_array(party.features).toarray(), np.float32)
     return replace(party, features=normalize(features), feature_names=())
 
@@ -122,7 +123,7 @@ def append_run(path: Path, key: Key, score: float) -> None:
 
 
 def compare(dataset: str, setting: str, scores: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return a table row: the mean scores, and the changes by preparation, by timestamps and by length of rows."""
+    """Return a table row: the mean scores, and the changes by preparation, by timestamps and by row normalisation."""
     means = {variant: fmean(values) for variant, values in scores.items()}
     shown = [f"{means[variant]:.1f}" if variant in means else "-" for variant in VARIANTS]
     changes = [
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
     parser.add_argument("--rounds", type=positive, default=40)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds 0..N-1")
-    parser.add_argument("--split", choices=("validation", "test"), default="test", help="nodes of the score")
+    parser.add_argument("--split", choices=("validation", "test"), default="test", help="nodes to score")
     parser.add_argument("--quick", action="store_true", help="wisconsin and minesweeper, 5 rounds, one seed")
     parser.add_argument("--runs", type=place, default=Path("features.csv"), metavar="FILE", help="finished runs")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")

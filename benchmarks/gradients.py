@@ -1,4 +1,4 @@
-"""Which gradient should the Q local steps of a round descend?
+"""Which gradient should the Q local steps of a round use?
 
     python benchmarks/gradients.py --seeds 5            # prints the table of docs/experiments.md
 
@@ -12,11 +12,12 @@ corrected    Q = 4: step q uses (g_m(W_q) - g_m(W_0)) + g_joint(W_0), where g_m 
 activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> / M, where C_l is the summed gradient at
              H[l+1] minus its own; at step 0 this gradient is g_joint
 
-The last three use the dropout masks of step 0 in all steps of a round. The budget is either a number of exchanges or a
-CPU time: a round with K aggregation layers costs K exchanges with "local" and 2 K otherwise. For each budget and
-gradient, the step size is the one in STEPS whose mean validation score is higher than that of the next larger and the
-next smaller step. The equal CPU time is the smallest among the gradients. "corrected" needs one more forward
-pass than the others, because each forward pass allows only one backward pass.
+The last three gradients use the dropout masks of step 0 in all steps of a round. The budget is either a number of
+exchanges or a CPU time. A round with K aggregation layers costs K exchanges with "local" and 2 K exchanges with the
+other gradients. The CPU time is that of the gradient whose runs took the least. For each budget and gradient, the step
+size is the one in STEPS whose mean validation score is at least that of the next larger and the next smaller step.
+"corrected" needs one more forward pass than the other gradients, because each forward pass allows only one backward
+pass.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Case:
-    """A data set, the way in which it is divided, and settings."""
+    """A data set, its partition and the settings of the runs on it."""
 
     data: str
     partition: str
@@ -67,11 +68,12 @@ class Case:
     model: dict[str, Any]
     weight_decay: float
     score: str = "accuracy"
-    mean_of_losses: bool = False  # descend the mean of the losses; with Adam, the sum with M times the decay
+    # Whether to descend the mean of the losses. With Adam, this equals their sum with M times the weight decay.
+    mean_of_losses: bool = False
 
     @property
     def name(self) -> str:
-        """Return the name in the table."""
+        """Return the name of the case in the table."""
         return f"{self.data} {self.partition}" + (", mean of losses" if self.mean_of_losses else "")
 
     def config(self, seed: int, step: float) -> RunConfig:
@@ -110,7 +112,7 @@ CASES = [
 
 
 def divide(case: Case, seed: int) -> list[PartyData]:
-    """Return the parties. If the partition is "apart", only the last has edges, and only the others have features."""
+    """Return the parties. In the partition "apart", the last party has all edges and the other parties the features."""
     config = case.config(seed, STEPS[0])
     if case.partition == "features":
         return load_parties(config)
@@ -255,7 +257,7 @@ class Training:
 
 
 def drain(script: Generator[Any, Any, Result]) -> Result:
-    """Run a generator that exchanges no message to its end; return its result."""
+    """Run a script that exchanges no message to its end, and return its result."""
     while True:
         try:
             next(script)
@@ -290,7 +292,7 @@ class Curve:
 
 
 def train(case: Case, parties: list[PartyData], method: str, step: float, seed: int) -> Curve:
-    """Train for all rounds of a gradient."""
+    """Train with one gradient and evaluate after every EVERY rounds."""
     training, curve, spent = Training(case, parties, method, step, seed), Curve([], [], []), 0.0
     for index in range(METHODS[method].rounds):
         start = time.process_time()
@@ -318,7 +320,7 @@ class Comparison:
                     self.curves[entry["method"], entry["step"], entry["seed"]] = Curve(**entry["curve"])
 
     def curve(self, method: str, step: float, seed: int) -> Curve:
-        """Train, or return the curve of an earlier training."""
+        """Train with a gradient, step and seed, or return the curve of an earlier training with them."""
         name = method, step, seed
         if name not in self.curves:
             if seed not in self.parties:
@@ -335,18 +337,19 @@ class Comparison:
         return statistics.median(curve.seconds[-1] / METHODS[method].rounds for curve in curves)
 
     def rounds(self, method: str, budget: str) -> int:
-        """Return the rounds that a budget pays for, a multiple of EVERY."""
+        """Return the number of rounds within a budget."""
         if budget == "exchanges":
             return EXCHANGES // (METHODS[method].exchanges * len(self.case.model["aggregation_layers"]))
         known = {method for method, _, _ in self.curves}
-        # The CPU seconds that every method has used at least.
+        # The least CPU seconds among the methods, so that every method has at least this many rounds in its curves.
         allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)
         return round(allowed / self.seconds(method) / EVERY) * EVERY
 
     def choose(self, method: str, rounds: int) -> float:
-        """Return the step with the best mean validation score; it is better than the next larger and smaller one.
+        """Return a step whose mean validation score is not below that of the next larger and the next smaller step.
 
-        The search starts at CENTER. It climbs on the score of the first tuning seed, then on the mean over all of them.
+        The search starts at CENTER and moves to better neighbours: first by the score of the first tuning seed, then by
+        the mean over all tuning seeds.
         """
 
         def score(step: float, seeds: range) -> float:
@@ -373,7 +376,7 @@ def main() -> None:
     parser.add_argument("--gradients", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--mean-of-losses", action="store_true", help="descend the mean of the losses, not the sum")
     parser.add_argument(
-        "--log", type=place, default=Path("gradients.jsonl"), help="the curves; a later call reuses them"
+        "--log", type=place, default=Path("gradients.jsonl"), help="file of the curves, which later calls reuse"
     )
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()

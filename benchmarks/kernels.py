@@ -39,7 +39,7 @@ def random_graph(num_nodes: int, degree: int) -> Graph:
 
 
 def make_sampling_work(graph: Graph, sampling: str) -> Work:
-    """Return a function that draws four layers from 16 nodes with fan-out 3 and builds the blocks."""
+    """Return a function that draws four layers below 16 nodes with fan-out 3 and builds the blocks."""
     adjacency = Adjacency(graph, "symmetric", SINGLE)
     draw_edges = draw_neighbors if sampling == "node" else draw_layer
     batch = np.arange(0, graph.num_nodes, graph.num_nodes // 16)[:16]
@@ -67,7 +67,7 @@ def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
 
 
 def main() -> None:
-    """Print one table: microseconds of each kernel, and the time of the library divided by it."""
+    """Print a table: the microseconds of each kernel, and the time of the library divided by that of the kernel."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
@@ -89,21 +89,21 @@ def main() -> None:
         rows.append([what, f"{1e6 * statistics.median(own):.0f}", library, times])
 
     product = product_of(lambda dense: multiply_sparse(ours, dense))
-    add("block x rows and back", product, "torch CSR", product_of(lambda dense: theirs @ dense))
+    add("block x rows, forward and backward", product, "torch CSR", product_of(lambda dense: theirs @ dense))
     add(
-        "the same, forward alone",
+        "block x rows, forward only",
         lambda: multiply_sparse(ours, torch.zeros(COLUMNS, WIDTH)),
         "scipy",
         lambda: matrix @ np.zeros((COLUMNS, WIDTH), np.float32),
     )
     add(
-        "mask of as many values",
+        "dropout mask of as many values",
         lambda: kernels.fill_mask(*split_key(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
     )
     chosen = np.arange(0, ROWS, 2)
-    add("half of the rows", lambda: ours.rows(chosen), "scipy", lambda: matrix[chosen])
+    add("select half of the block's rows", lambda: ours.rows(chosen), "scipy", lambda: matrix[chosen])
     for name, graph in (("2,708 nodes", random_graph(2_708, 4)), ("200,000 nodes", random_graph(200_000, 50))):
         add(f"four layers, node-wise, {name}", make_sampling_work(graph, "node"))
         add(f"four layers, layer-wise, {name}", make_sampling_work(graph, "layer"), repeats=5)

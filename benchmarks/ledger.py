@@ -1,8 +1,9 @@
-"""What does the ledger cost per round, and what does it cost to sync it before a message leaves?
+"""What does the ledger cost per round, and what does it cost to sync the ledger before a message is sent?
 
 One process trains on Cora three times: with totals only, with a ledger file per party, and again with totals only to
-show the noise. Then the entry of one release of Cora's size is measured alone: digest and line, line written, and
-line written and synced. A party between machines does the last before it sends.
+show the noise. Then the script measures the entry of one release of Cora's size in three variants: counted in the
+totals only, written as a line with a digest, and written and synced. In a run between machines, a party syncs the line
+before it sends the release.
 """
 
 from __future__ import annotations

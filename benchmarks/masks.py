@@ -5,9 +5,9 @@
         --kinds "masks fp32,ckks fp32,masks int8,ckks int8"
 
 The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A pair has the same
-data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision, which shows
-the cost of the protection, and with plain fp32, which also shows the cost of the precision. These plain runs are added
-to the kinds. Runs that are in the output folder are not repeated.
+data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision and with plain
+fp32. The first comparison shows the cost of the protection; the second also includes the cost of the precision. The
+script adds these plain runs to --kinds. Runs that are in the output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def compare_accuracy(results: Sequence[RunResult], others: Sequence[RunResult]) 
 
 
 def compare_bytes(results: Sequence[RunResult], others: Sequence[RunResult]) -> str:
-    """Return the quotient of the bytes per round; runs may stop at different rounds."""
+    """Return the quotient of the bytes per round, because runs may stop at different rounds."""
     shares = (
         (one.row.bytes / one.row.rounds) / (other.row.bytes / other.row.rounds)
         for one, other in zip(results, others, strict=True)
@@ -86,7 +86,7 @@ def compare_bytes(results: Sequence[RunResult], others: Sequence[RunResult]) -> 
 
 
 def row(mode: str, kind: str, found: Mapping[tuple[str, str], Sequence[RunResult]]) -> list[str]:
-    """Return a row of the table: a kind beside the plain run of the same precision and beside plain fp32."""
+    """Return a table row that compares a kind with the plain run of the same precision and with plain fp32."""
     results, plain, exact = (found[mode, each] for each in (kind, find_plain(kind), EXACT))
     return [
         mode,
@@ -124,7 +124,7 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
 
 
 def time_encryption(bits: int, repeats: int = 20) -> list[float]:
-    """Return the megabytes of an encrypted tensor, and the median CPU milliseconds to encrypt, add M and decrypt."""
+    """Return the megabytes of a ciphertext, and the median CPU milliseconds to encrypt, add M of them and decrypt."""
     encoding, cipher = Ciphertexts(bits, CLIENTS), CkksCipher()
     clients = [
         CkksEncryption(
@@ -158,11 +158,11 @@ def time_encryption(bits: int, repeats: int = 20) -> list[float]:
 def main() -> None:
     """Print the time to hide a tensor, then the accuracies and bytes of every data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default="cora", help="comma-separated; empty: only the time")
+    parser.add_argument("--datasets", default="cora", help="comma-separated; if empty, only the time is measured")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"comma-separated, of {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="number of rounds (that of the settings)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: that of the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/masks"))
     args = parser.parse_args()
@@ -174,12 +174,12 @@ def main() -> None:
     torch.set_num_threads(1)
     np.seterr(all="ignore")
     lines = [[f"2^{bits}", *(f"{each:.2f}" for each in time_masking(bits))] for bits in (32, 16, 8)]
-    print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; allowed in all: {ALLOWED_MS}\n")
+    print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; limit for the sum: {ALLOWED_MS}\n")
     print(markdown(["ring", "rounding", "masks"], lines), flush=True)
     if "ckks" in args.kinds:
         lines = [[f"2^{bits}", *(f"{each:.1f}" for each in time_encryption(bits))] for bits in (32, 16, 8)]
         plain = f"{ROWS * COLUMNS * 4 / 1e6} MB in fp32"
-        print(f"\nckks, the same values ({plain}), CPU milliseconds of a party, the server and a party\n")
+        print(f"\nckks, the same values ({plain}), CPU milliseconds; a party encrypts and decrypts, the server adds\n")
         print(markdown(["ring", "MB", "encrypt", f"add {CLIENTS}", "decrypt"], lines), flush=True)
     keys = {} if args.rounds is None else {"num_rounds": args.rounds}
     for dataset in filter(None, args.datasets.split(",")):

@@ -1,9 +1,10 @@
 """How much longer does a run take over mutual TLS and on slow links? How much memory does the server use?
 
-The script starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for this purpose.
-A relay simulates a slow link: it delays every byte by half a round trip and limits the bandwidth, in each direction
-and for each party. Seconds are wall time. The time of a round is the difference between a long and a short run in
-their reports, without start and evaluation. The time of a whole run is from the first command to the last exit.
+The script starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for this purpose. A
+relay simulates a slow link: in each direction and for each party, it delays every byte by half a round trip and limits
+the bandwidth. Seconds are wall time. The time of a round is computed from the difference between the reports of a long
+and a short run, so it contains neither start nor evaluation. The time of a whole run is from the first command to the
+last exit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SHORT, LONG = 20, 120  # rounds of the short and the long run
-BUFFERED = 0.02  # seconds: bytes that the relay accepts ahead of a limited bandwidth
+BUFFERED = 0.02  # the relay accepts bytes for this many seconds ahead of a limited bandwidth
 CORA = """
 [data]
 name = "{name}"
@@ -139,7 +140,7 @@ class Relay(threading.Thread):
         await asyncio.gather(self._pass(reader, back), self._pass(onward, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read without delay and write when the data is due: bytes in transit are held here."""
+        """Read without delay, store the bytes in transit, and write them when they are due."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
         delay, bandwidth, free = self.line.round_trip / 2, self.line.bandwidth, clock()
@@ -180,7 +181,7 @@ class Run:
 
 
 class Place:
-    """A folder with kits and the data of the parties; `environment` is that of all commands."""
+    """A folder with kits and the data of the parties; all commands run with `environment`."""
 
     def __init__(self, folder: Path, settings: str, environment: dict[str, str] | None = None) -> None:
         self.folder, self.settings, self.environment = folder, settings, environment
@@ -249,7 +250,7 @@ class Place:
                 process.kill()
 
     def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
-        """Return the median seconds, the exchanges and the bytes of a round, in one process (None) or four."""
+        """Return the median seconds, the exchanges and the bytes of a round. Without a link, all run in one process."""
         found = []
         for _ in range(turns):
             runs = [self.alone(n) if line is None else self.apart(n, line) for n in (SHORT, LONG)]
@@ -262,7 +263,7 @@ class Place:
 
 
 def cpu_of_children() -> float:
-    """Return the CPU seconds, user and system, of the processes that this one has started and waited for."""
+    """Return the CPU seconds (user and system) of the processes that this process has started and waited for."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
@@ -291,12 +292,13 @@ def lines(cora: Place, turns: int, name: str) -> str:
     alone, _, _ = cora.per_round(turns)
     near, exchanges, size = cora.per_round(turns, LOOPBACK)
     rows = [["one process", "-", f"{1e3 * alone:.0f}", "1.0", "-"]]
-    rows.append(["four, mutual TLS, loopback", "0", f"{1e3 * near:.0f}", f"{near / alone:.1f}", "-"])
+    four = "four processes, mutual TLS"
+    rows.append([f"{four}, loopback", "0", f"{1e3 * near:.0f}", f"{near / alone:.1f}", "-"])
     for line in (Line(0.05), Line(0.1), Line(0.05, 100e6 / 8), Line(0.1, 100e6 / 8)):
         far, _, _ = cora.per_round(turns, line)
         least = exchanges * line.round_trip + size / len(cora.parties) / line.bandwidth + near
-        rows.append(["the same", str(line), f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"])
-    header = ["run", "line", "ms / round", "x one process", "x least"]
+        rows.append([four, str(line), f"{1e3 * far:.0f}", f"{far / alone:.1f}", f"{far / least:.2f}"])
+    header = ["run", "link", "ms / round", "x one process", "x least"]
     what = f"{exchanges:.1f} exchanges and {size / len(cora.parties) / 1e3:.0f} kB per party and round"
     meaning = "least: round trip x exchanges + bytes / bandwidth + a round on loopback"
     title = f"{name}, M = 3, K = 2, Q = 4, hidden 192, batch 16, {what}; median of {turns}; {meaning}"
@@ -304,7 +306,7 @@ def lines(cora: Place, turns: int, name: str) -> str:
 
 
 def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
-    """Return the table of whole runs with default settings, with the start of the commands."""
+    """Return the table of whole runs with default settings, including the start of the commands."""
     runs = [(cora.alone(rounds), cora.apart(rounds)) for _ in range(turns)]
     seconds = [statistics.median(run.whole for run in own) for own in zip(*runs, strict=True)]
     digests = {tuple(run.report["weights_sha256"]) for pair in runs for run in pair}
@@ -314,7 +316,8 @@ def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
         [what, f"{own:.1f}", f"{own / seconds[0]:.2f}"]
         for what, own in zip(("`glasu train`", "`glasu serve`, 3 x `glasu join`"), seconds, strict=True)
     ]
-    title = f"{name}, K = 2, Q = 4, hidden 192, {rounds} rounds, default settings; the same weights; median of {turns}"
+    title = f"{name}, K = 2, Q = 4, hidden 192, {rounds} rounds, default settings; "
+    title += f"both commands end with the same weights; median of {turns}"
     return f"{title}\n\n{markdown(['command', 's, from start to last exit', 'x one process'], rows)}"
 
 
@@ -330,7 +333,7 @@ def memory(folder: Path, rounds: int, nodes: int) -> str:
         run = Place(place_, settings).apart(count)
         early, late = run.memory[len(run.memory) // 4], run.memory[-1]
         rows.append([what, f"{count}", *(f"{size / 1024:.0f}" for size in (early, late, run.peak))])
-    return markdown(["run", "rounds", "MiB after a quarter", "MiB at the end", "most"], rows)
+    return markdown(["run", "rounds", "MiB after a quarter", "MiB at the end", "peak"], rows)
 
 
 PARTS = ("lines", "whole", "memory")
@@ -340,7 +343,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one turn, few rounds, a tenth of the nodes")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this table; may be given more than once")
+    parser.add_argument("--part", choices=PARTS, action="append", help="print only this table; may be repeated")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     args = parser.parse_args()
     turns, many, few, nodes = (1, 200, 20, 20_000) if args.quick else (3, 2000, 100, 200_000)

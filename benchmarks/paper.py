@@ -1,4 +1,4 @@
-"""The paper's setting and dense features, through the public API only: compare_trees.py uses them with two versions."""
+"""The paper's setting and dense features. Only the public API is used, because compare_trees.py runs two versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def paper_settings(**train: object) -> RunConfig:
         "sampled_evaluation": True,
         "prefetch": WINDOW,
     }
-    # Older versions have neither presets nor prepared features; a comparison of two versions leaves them out.
+    # Older versions have neither presets nor prepared features, so both are turned off in versions that have them.
     keys |= {"preset": "none"} if "preset" in TrainConfig.__dataclass_fields__ else {}
     data = DataConfig(features="none") if "features" in DataConfig.__dataclass_fields__ else DataConfig()
     train_config = TrainConfig(**{**keys, **train})  # type: ignore[arg-type]

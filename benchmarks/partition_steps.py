@@ -2,9 +2,10 @@
 
     python benchmarks/partition_steps.py --datasets cora,minesweeper
 
-Every method gets the same candidates and the same seed, which the tables do not use. The score is the best on the
-validation nodes; test nodes are not read. "standalone" is the mean over the parties; `ensemble` and `smooth` train in
-the same way. Pooled data is the same for every partition.
+Every method has the same candidates and the same seed, which the published tables do not use. The score is the best
+score on the validation nodes; test nodes are not read. The score of "standalone" is the mean over the parties.
+`ensemble` and `smooth` train in the same way as `standalone`, so they use its step size. Pooled data is the same for
+every partition.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TUNED = ("standalone", "glasu", "centralized")
 
 
 def list_cases(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the partitions and methods to tune; the other partitions use the learning rates of the first partition."""
+    """Yield the partitions and methods to tune. All other partitions use the step sizes of the first one."""
     for partition in [way for way in list_partition_names(dataset) if way in (find_undivided(dataset), "apart")]:
         for method in TUNED:
             if method != "centralized" or partition != "apart":

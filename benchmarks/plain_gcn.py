@@ -2,9 +2,9 @@
 
 These models are the baseline for `centralized`. They have the same splits, all features and all edges, use the whole
 graph in every step, and select the epoch on validation nodes. If the relations of a data set are parties, the script
-also measures each party alone and a linear probe: logistic regression on A_hat^2 X, of one party and of all parties
-concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For them A_hat is a dense matrix, which
-gives the same function as PyG's layers but is faster.
+also measures each party alone and a linear probe. The probe is a logistic regression on A_hat^2 X, of each party and of
+all parties concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For these relations A_hat is a
+dense matrix, which computes the same function as PyG's layers but is faster.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def as_pyg(party: PartyData) -> Data:
 
 
 def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) -> Accuracy:
-    """Train for all epochs and return the accuracy of the first epoch that is best on validation."""
+    """Train for all epochs and return the accuracy of the best epoch on validation, or of the first of several."""
     torch.manual_seed(seed)
     model = kind(data, int(data.y.max()) + 1)
     groups = [{"params": part.parameters(), "weight_decay": decay} for part, decay in model.parts()]
@@ -166,7 +166,7 @@ def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) 
 
 
 def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Fit logistic regressions of several strengths and return the accuracy of the best on validation."""
+    """Fit logistic regressions with several strengths and return the accuracy of the best one on validation."""
     columns = StandardScaler().fit_transform(columns)
     fits = (LogisticRegression(C=strength, max_iter=2000) for strength in STRENGTHS)
     predictions = (fit.fit(columns[splits.train], labels[splits.train]).predict(columns) for fit in fits)
@@ -174,7 +174,7 @@ def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Split
 
 
 def best_of(predictions: Iterator[NDArray[np.int64]], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Select the first prediction that is best on validation, and only then read the test labels."""
+    """Select the first of the best predictions on validation. Test labels are read after the selection."""
 
     def right(predicted: NDArray[np.int64], nodes: NDArray[np.int64]) -> float:
         return 100 * float((predicted[nodes] == labels[nodes]).mean())

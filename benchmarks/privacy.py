@@ -2,14 +2,15 @@
 
     python benchmarks/privacy.py --datasets cora --parts once,noise,labels
 
-The runs use gcnii with four layers, released after the second (`train.release = "once"`), and defaults otherwise. Every
-party selects its weights on validation nodes, and no setting was chosen on test nodes. `once`: test accuracy of the
-mean of all parties and of the parties alone with their own upper layers, and bytes. `noise`: epsilon of a zeroed row if
-it is released that many times over the life of the data (a run releases it once; class probabilities stay at the
-parties), delta 1e-5, clip 1, sensitivity 1 (zeroed) and 2 (replaced); test accuracy is the mean over the parties.
-`labels`: randomised response of the training labels, no noise, with one release and with ordinary rounds (Q = 4). The
-baselines are the parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth).
-Only the first of these three releases nothing.
+The runs use gcnii with four layers, release the output of the second layer (`train.release = "once"`), and use defaults
+otherwise. Every party selects its weights on validation nodes, and no setting was chosen on test nodes. `once` shows
+the bytes, the test accuracy of the averaged prediction, and the mean test accuracy of the parties alone with their own
+upper layers. `noise` shows epsilon for a zeroed row (sensitivity 1) and for a replaced row (sensitivity 2), at delta
+1e-5 and clip 1. The column "releases" is the number of releases of the row over the life of the data; one run releases
+it once. Class probabilities stay at the parties, so the test accuracy is the mean over the parties. `labels` shows
+randomised response of the training labels without noise, with one release and with ordinary rounds (Q = 4). The
+baselines are the parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth). Of
+these three, only the parties alone release nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Outcome:
 
 
 class Bench:
-    """Train with one release. Runs with different noise share one lower stage, and results are cached in files."""
+    """Train with one release. Runs that differ only in noise use the same lower stage; results are cached in files."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.cache = args, args.cache
@@ -94,7 +95,7 @@ class Bench:
         return outcome
 
     def list_baselines(self, dataset: str) -> str:
-        """Return the test accuracies of the baselines, means over seeds."""
+        """Return the mean test accuracy of each baseline over the seeds."""
         scores: dict[str, list[float]] = {}
         for seed in range(self.args.seeds):
             config = make_config(self.args, dataset, "mean", seed)

@@ -1,8 +1,9 @@
-"""Two plain implementations of a round, for comparison: dense matrices and Python lists, and PyG layers on our blocks.
+"""Two plain implementations of a round for comparison: one with dense matrices and Python lists, one with PyG layers.
 
-The first follows the authors' program: neighbours drawn with Python lists and sets, a mask over all edges, positions
-found with `list.index` (or, in our variant, with a dict), a dense adjacency A + 2I induced on the sampled set and
-normalised within it, dense features, SGD. The network is our gcnii, so both compute the same products.
+The first follows the authors' program. It draws neighbours with Python lists and sets, applies a mask over all edges,
+and finds positions with `list.index` (or, in our variant, with a dict). It builds a dense adjacency A + 2I that is
+induced on the sampled set and normalised within it, and uses dense features and SGD. The network is our gcnii, so it
+computes the same products as our round. The second runs PyG layers on our blocks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def by_dict(nodes: Nodes) -> Callable[[int], int]:
 
 
 class PlainNetwork(nn.Module):
-    """gcnii, written as its equation: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
+    """Compute a layer of gcnii as in its equation: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
 
     def __init__(self, config: RunConfig, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class PlainRounds:
         return sets
 
     def batches(self, sets: list[list[Nodes]]) -> list[PlainBatch]:
-        """Build the dense matrices of the sets."""
+        """Build the dense blocks between the node sets."""
         found = []
         for client, own in zip(self.clients, sets, strict=True):
             place = self.places(own[0])
@@ -152,7 +153,7 @@ class PlainRounds:
         return found
 
     def round(self) -> None:
-        """Sample, infer jointly and update: one joint step for "joint", else Q local steps."""
+        """Sample, infer jointly and update: one step with the joint gradient if "joint", otherwise Q local steps."""
         sets = self.sample()
         batches, labels = self.batches(sets), self.labels[sets[0][-1]]
         if self.config.train.backward == "joint":
@@ -184,7 +185,7 @@ class PlainRounds:
             client.optimizer.step()
 
     def _others(self, batches: list[PlainBatch]) -> list[dict[int, Tensor]]:
-        """Infer jointly; return for each client the contribution of the others, by aggregation layer."""
+        """Infer jointly; for each client and aggregation layer, return the contribution of the other clients."""
         initial = [each.network.encode(batch.features) for each, batch in zip(self.clients, batches, strict=True)]
         hidden, others = list(initial), [dict[int, Tensor]() for _ in self.clients]
         for layer in range(self.config.model.num_layers):
@@ -210,7 +211,7 @@ class PlainRounds:
 
 
 class PyGPasses(nn.Module):
-    """Only the forward and backward passes of one client's round, with PyG's own layers on our blocks.
+    """The forward and backward passes of one client's round, with PyG's own layers on our blocks.
 
     GCN2Conv gets the blocks as torch CSR matrices, which is faster than edge lists. Features are dense, as in `Data.x`.
     Sampling, messages and the optimiser are not included.

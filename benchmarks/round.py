@@ -96,8 +96,8 @@ def copy_peak() -> float:
 def operations(batch: Batch, hidden: int, steps: int) -> float:
     """Count the floating-point operations of a client's Q forward and backward passes of gcnii.
 
-    A product of rows and a weight matrix is computed three times (forward, and for two gradients), a product with a
-    constant matrix twice.
+    A product of rows and a weight matrix is computed three times (forward, and for two gradients). A product with a
+    constant matrix is computed twice.
     """
     entries = batch.features.numel() if isinstance(batch.features, torch.Tensor) else batch.features.nnz
     products = 2 * entries + 3 * hidden * sum(block.matrix.shape[0] for block in batch.blocks)
@@ -109,7 +109,8 @@ def traffic(batch: Batch, hidden: int, steps: int) -> float:
 
     A weight is read in the forward and in the backward pass, its gradient is written and read, and the step reads and
     writes the weight. For a row of a layer's input, the row is read and its gradient is written. For a row of the
-    output, the input of the product and the result are written and read again, and the gradient is written and read.
+    layer's output, the input of the product and the result are written and read again, and the gradient is written and
+    read.
     """
     width = batch.features.shape[1]
     weights = hidden * (width + hidden * len(batch.blocks))
@@ -118,7 +119,7 @@ def traffic(batch: Batch, hidden: int, steps: int) -> float:
 
 
 def of_the_peak(timing: Timing, count: Callable[[Batch, int, int], float], steps: int, peak: float) -> float:
-    """Return the fraction of the round's time that the counted work would take at the peak of the machine."""
+    """Return the time that the counted work would take at the machine's peak, as a fraction of the round's time."""
     counts = [[count(batch, HIDDEN, steps) for batch in own] for own in timing.batches]
     return sum(statistics.fmean(own) for own in counts) / peak / timing.seconds
 

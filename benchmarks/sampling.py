@@ -1,12 +1,12 @@
 """How fast are sampling and blocks, compared with dense matrices and Python lists?
 
-The script measures one round of all clients: draw S_m[0..L], form the unions below aggregation layers, build the
-blocks. "Same sets" builds induced blocks of the sets that the plain program drew; "lean" draws and builds with
-default settings. Times are CPU time in alternating turns, and ratios are medians.
+The script measures one round of all clients: it draws S_m[0..L], forms the unions below aggregation layers, and builds
+the blocks. "Same sets" builds induced blocks of the sets that the plain program drew; "lean" draws sets and builds
+blocks with default settings. Times are CPU time in alternating turns, and ratios are medians.
 
-With --large it measures one client of a graph of Reddit's size: all draws and blocks of a round, against one dense
-block that a plain program builds with a mask over all edges. It takes the smallest block of the round (the batch) and
-the largest.
+With --large, the script measures one client of a graph of Reddit's size. It compares all draws and blocks of a round
+with one dense block that a plain program builds with a mask over all edges. The dense block is the smallest block of
+the round (that of the batch) or the largest.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
         for own, seconds in found.items()
     ]
     text = f"{name}, M = 3, K = 2, batch 16, fan-out 2: all clients' draws and blocks of a round, {turns} turns\n\n"
-    return text + markdown(["written", "us / round", "plain x", "plain with dicts x"], rows)
+    return text + markdown(["program", "us / round", "plain x", "plain with dicts x"], rows)
 
 
 def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index: int) -> list[np.ndarray]:
@@ -118,7 +118,7 @@ def large_report(party: PartyData, turns: int) -> str:
     text = (
         f"{party.num_nodes} nodes, {party.graph.num_edges} edges of one client, batch 16, fan-out 2, {turns} turns\n\n"
     )
-    return text + markdown(["written", "ms", "times ours"], rows)
+    return text + markdown(["program", "ms", "times ours"], rows)
 
 
 def main() -> None:

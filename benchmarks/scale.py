@@ -1,9 +1,9 @@
-"""How much time and memory does a graph of Reddit's size need, from making it to evaluating a model on it?
+"""How much time and memory does a graph of Reddit's size need, from its generation to the evaluation of a model?
 
 A synthetic graph with Reddit's 232,965 nodes, 602 features, 41 classes and 492 edges per node is divided among three
-clients with 80 % of the edges each, all in this process. The raw data of the clients is 4 bytes per edge and per
-feature value. The peak is the largest resident size of the process, including the pages of memory maps that were
-read. The last column separates the resident memory at the end of a step into memory of the process and pages of
+clients with 80 % of the edges each, all in this process. The raw data of the clients is counted as 4 bytes per edge and
+4 bytes per feature value. The peak is the largest resident size of the process, including the pages of memory maps that
+were read. The last column separates the resident memory at the end of a step into memory of the process and pages of
 files, which the system can reclaim. The paper trains on Reddit, but reports neither memory nor seconds per round.
 """
 
@@ -37,7 +37,7 @@ def peak_bytes() -> int:
 
 
 def resident() -> str:
-    """Return the resident memory now: of the process, and pages of files; "-" if the system does not report it."""
+    """Return the current resident memory of the process and of file pages, or "-" if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return "-"
@@ -87,9 +87,9 @@ def bytes_per_edge(parties: Sequence[PartyData]) -> float:
 
 
 def main() -> None:
-    """Make, open, train and evaluate; print the time of each step and the peak memory after it."""
+    """Make the graph, open it, train and evaluate; print the time of each step and the peak memory after the step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", type=float, default=1, help="divide the number of nodes by this; the degree stays")
+    parser.add_argument("--part", type=float, default=1, help="divide the number of nodes, but not the degree, by this")
     parser.add_argument("--nodes", type=positive, default=int(STAND_IN["num_nodes"]))
     parser.add_argument("--degree", type=float, default=STAND_IN["average_degree"])
     parser.add_argument("--features", type=int, default=int(STAND_IN["num_features"]))
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--batch", type=positive, default=64, help="nodes per round; GLASU's default is 512")
     parser.add_argument("--fanout", type=int, default=TrainConfig().fanout)
     parser.add_argument("--backbone", choices=["gcn", "gcnii", "gat", "sage"], default=ModelConfig().backbone)
-    parser.add_argument("--cache", type=Path, help="folder that stores the graph; by default it is removed")
+    parser.add_argument("--cache", type=Path, help="folder that stores the graph; by default, a temporary folder")
     parser.add_argument("--out", type=place, help="also write the tables to this Markdown file")
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the nodes, 20 rounds")
     args = parser.parse_args()
@@ -168,7 +168,7 @@ def measure_run(config: RunConfig) -> str:
     ]
     return (
         f"synthetic, {nodes} nodes, {edges} edges of {len(parties)} clients, {config.data.num_features} features, "
-        f"raw data {raw / 2**30:.2f} GiB, {undivided / 2**30:.2f} before it was divided;\n"
+        f"raw data {raw / 2**30:.2f} GiB, {undivided / 2**30:.2f} GiB before the division;\n"
         f"backbone {config.model.backbone}, batch {train.batch_size}, fan-out {train.fanout}, sampler {train.sampler}, "
         f"Q = {train.num_local_steps}, hidden {config.model.hidden}, {config.model.num_layers} layers\n\n"
         + markdown(["step", "s", "CPU s", "peak, GiB", "/ raw", "/ undivided", "left: own + files, GiB"], table)

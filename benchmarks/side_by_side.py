@@ -1,12 +1,12 @@
-"""How much CPU time does a round between processes take compared with another checkout, under the same load?
+"""How much CPU time does a round between processes take in this checkout and in another one, under the same load?
 
     python benchmarks/side_by_side.py OLD_TREE [--cases small,cora]
 
-A server and three parties of each checkout train at the same time on this machine. So other load slows both
-down alike. The times of runs that alternate (compare_trees.py) vary by a factor of two on a busy machine. A turn
-is a window of some seconds: the CPU time of the processes of a checkout in the window, divided by the rounds in it.
-After every fifth turn the processes are replaced. The table gives the median over the turns of the ratio new / old
-and its 95 % interval from order statistics.
+A server and three parties of each checkout train at the same time on this machine, so other load slows down both
+checkouts alike. The times of alternating runs (compare_trees.py) vary by a factor of two on a busy machine. A turn is a
+window of some seconds. Its result is the CPU time of the processes of each checkout in the window, divided by their
+rounds in the window. After every fifth turn the processes are replaced. The table shows the median of the ratio new /
+old over the turns, and its 95 % interval from order statistics.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Cluster:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        """End all processes, the server last, because a party without a server would connect again."""
+        """End all processes. The server ends last, because a party without a server would try to connect again."""
         for process in reversed(self.processes):
             process.kill()
             process.wait()
@@ -103,7 +103,7 @@ def run_clusters(clusters: Sequence[Cluster], folder: Path) -> Iterator[None]:
 
 
 def measure(clusters: Sequence[Cluster], seconds: float) -> list[float]:
-    """Return the CPU seconds of a round of each cluster in one window."""
+    """Return the CPU seconds per round of each cluster in one window."""
     before = [(cluster.read_round(), cluster.read_seconds()) for cluster in clusters]
     time.sleep(seconds)
     after = [(cluster.read_round(), cluster.read_seconds()) for cluster in clusters]
@@ -113,8 +113,8 @@ def measure(clusters: Sequence[Cluster], seconds: float) -> list[float]:
 def main() -> None:
     """Compare two checkouts and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, metavar="OLD_TREE", help="checkout to compare with")
-    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="the other one; by default, this one")
+    parser.add_argument("old", type=Path, metavar="OLD_TREE", help="old checkout")
+    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout; by default, this one")
     parser.add_argument("--turns", type=positive, default=15)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a turn (%(default)s)")
     parser.add_argument("--cases", type=lambda text: text.split(";"), default=list(CASES), metavar="A;B")

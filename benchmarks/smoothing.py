@@ -1,10 +1,10 @@
-"""How should averaged predictions be propagated: which normalisation, how many steps, with training labels clamped?
+"""How should averaged predictions be propagated: which normalisation, how many steps, with or without clamped labels?
 
 The parties train alone with the settings of `standalone`. Then all variants propagate the same averaged class
 probabilities with scipy. Each party with edges chooses alpha on its validation nodes, as in
-`glasu.protocol.combination`. The table shows validation accuracies, because we chose the variant in GLASU by them. In
-the partition `apart`, one party has all features and no edges, and another party has all edges and one constant
-feature.
+`glasu.protocol.combination`. The table shows validation accuracies, because the variant in GLASU was chosen by
+validation accuracy. In the partition `apart`, one party has all features and no edges, and another party has all edges
+and one constant feature.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_operator(graph: Graph, normalization: str) -> Any:
 
 
 def score_variant(parties: list[PartyData], mean: Scores, normalization: str, steps: int, *, clamped: bool) -> float:
-    """Return the validation accuracy of the average over the parties with edges."""
+    """Return the validation accuracy of the propagated probabilities, averaged over the parties with edges."""
     labels, splits = parties[0].labels, parties[0].splits
     assert labels is not None
     assert splits is not None

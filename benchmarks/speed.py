@@ -1,4 +1,4 @@
-"""How many rounds per second does one core compute, where does the time go, and does the size of the graph matter?
+"""How many rounds per second does one core compute, what takes the time, and does the size of the graph matter?
 
 The script measures CPU time of one process with one torch thread for all clients and the server. The paper's seconds
 come from another machine. The last column is the time of the authors' program, measured once on a similar machine.
@@ -26,13 +26,13 @@ from timing import PHASES, Timing, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)
-# Average degrees of the graphs that grow in nodes, and of the smallest graph that grows in edges. With fewer edges,
-# clients often draw the same nodes.
+# DEGREE is the average degree of the graphs that grow in nodes. DENSE is that of the smallest graph that grows in
+# edges; with fewer edges, clients often draw the same nodes.
 DEGREE, DENSE = 16.0, 64.0
 
 
 def draw_parties(num_nodes: int, average_degree: float) -> list[PartyData]:
-    """Return a synthetic graph divided among three clients; the number of labels does not depend on its size."""
+    """Return a synthetic graph divided among three clients; the number of labels is the same for all graph sizes."""
     config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes, average_degree=average_degree))
     whole = draw_graph(config)
     assert whole.labels is not None
@@ -77,7 +77,8 @@ def main() -> None:
         rows.append([*row, AUTHORS.get((name, fanout), "-")])
     header = ["fanout", "ms / round", "rounds / s", *PHASES, "other", "KB", "exchanges", "authors' program, ms"]
     text = f"{name}, M = 3, K = 2, Q = 4, batch 16, hidden 192, best of {repeats}\n\n" + markdown(header, rows) + "\n\n"
-    text += "synthetic, the same with fanout 2, turn by turn, median ratio; edges and bytes of one client\n"
+    text += "synthetic graphs in the same setting with fanout 2, in alternating turns; "
+    text += "ratio: to the smallest graph, median;\nedges and bytes of one client\n"
     text += "(in a small graph the draws overlap more, so fewer rows are read)\n\n"
     more_nodes = {f"{factor} x the nodes": draw_parties(smallest * factor, DEGREE) for factor in GROWTH}
     more_edges = {f"{factor} x the edges": draw_parties(smallest, DENSE * factor) for factor in GROWTH}

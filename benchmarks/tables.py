@@ -1,4 +1,4 @@
-"""Markdown tables for RESULTS.md: format, print and write them; and files of finished runs."""
+"""Format, print and write Markdown tables for RESULTS.md, and append finished runs to CSV files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def positive(text: str) -> int:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with right-aligned columns that also line up in plain text."""
+    """Return a Markdown table with right-aligned columns that are also aligned in plain text."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = [

@@ -34,7 +34,7 @@ def per_call(work: Work, repeats: int) -> float:
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Call every measurement once per turn, so that changes of the machine's speed affect all of them."""
+    """Call every measurement once per turn, so that a change of the machine's speed affects all measurements."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, measure in contenders.items():
@@ -49,7 +49,7 @@ def ratio(others: Sequence[float], own: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """The cost of the whole windows of a run, without the first window, which warms up."""
+    """The cost of the complete windows of a run, without the first window, which serves as a warm-up."""
 
     seconds: float  # CPU seconds per round
     shares: dict[str, float]  # fraction of the seconds, by phase
@@ -70,8 +70,8 @@ class Timing:
 
 
 def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
-    """Train the whole windows that fit into `train.num_rounds`, and time all but the first."""
-    clock = time.perf_counter  # reading the CPU clock takes longer than a phase; it times only the sum
+    """Train the complete windows that fit into `train.num_rounds`, and time all windows but the first."""
+    clock = time.perf_counter  # reading the CPU clock takes longer than a phase, so it only times all rounds together
     watch, meter, last = Stopwatch(clock), TrafficCounter(), config.train.num_rounds // WINDOW * WINDOW
     marks: list[tuple[float, dict[str, float], int, int]] = []
 
@@ -102,7 +102,7 @@ def _record_batches(client: Client) -> list[Batch]:
 
     def note(sample: Sample, *, with_labels: bool = True) -> Batch:
         found = gather(sample, with_labels=with_labels)
-        # A batch that was gathered early is returned again in its round.
+        # A batch that was gathered early is returned a second time in its round.
         if len(noted) < WINDOW and not (noted and noted[-1] is found):
             noted.append(found)
         return found

@@ -18,7 +18,7 @@ import tomli_w
 from glasu.experiments.plan import METHOD_SETTINGS, TUNED_AS, find_tuned_file
 from glasu.experiments.search import SearchOptions, search
 
-ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # rounds with one local step, and with four
+ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # rounds with one local step, with four
 OTHERS = (60, 40)
 SILENT = ("centralized", "standalone")  # these methods send no bytes
 RESULTS = Path(__file__).parent / "results" / "search"

@@ -3,10 +3,11 @@
     python benchmarks/warm_start.py --dataset cora --hidden 16,64 --steps 0,50,100,200 --seeds 3
 
 The runs have one aggregation layer (K = 1), gcnii, 100 rounds, an evaluation every 5 rounds, and defaults otherwise.
-Figures are means over seeds in per cent: validation accuracy of the ensemble and of the joint model before round 0, of
-the joint model after 5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the number of rounds
-after which the validation accuracy first comes within two points of the best one of the same seed without warm start
-(median), and "ensemble selected" the number of runs in which no joint model was better.
+The table shows means over seeds in per cent: the validation accuracy of the ensemble and of the joint model before
+round 0, that of the joint model after 5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the
+median number of rounds after which the validation accuracy first comes within two points of the best validation
+accuracy of the same seed without a warm start. "ensemble selected" is the number of runs in which no joint model was
+better than the ensemble.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def run(dataset: str, hidden: int, steps: int, seed: int, rounds: int) -> glasu.
 
 
 def find_first(report: glasu.RunReport, score: float) -> int:
-    """Return the number of rounds after which a validation accuracy is reached; all rounds if it never is."""
+    """Return the number of rounds until a validation accuracy is reached, or that of all rounds if it never is."""
     reached = [entry.round for entry in report.history if entry.metrics["accuracy"] >= score]
     return reached[0] if reached else report.config.train.num_rounds
 
@@ -62,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cora")
     parser.add_argument("--hidden", default="16,64")
-    parser.add_argument("--steps", default="0,50,100,200", help="the first is compared with: 0")
+    parser.add_argument("--steps", default="0,50,100,200", help="numbers of warm steps; the first must be 0")
     parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--rounds", type=positive, default=100)
     parser.add_argument("--out", type=place)
