@@ -4,7 +4,8 @@
 
 Every argument is a column of the table: `off`, the name of a privacy profile, or a TOML file with settings that are
 applied to every run, such as privacy.toml. If a profile refuses the sampler or the layers of a run, the run uses a
-sampler and layers that the profile allows. Four kinds of runs are recorded and attacked:
+sampler and layers that the profile allows. Four kinds of runs are recorded and attacked. The attacked data follows the
+colon:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
@@ -60,7 +61,7 @@ RUNS: dict[str, Sections] = {
     },
     "pair": {"data": {"num_clients": 2}, "train": {"num_rounds": 10, "evaluate_every": 10, **SAMPLED}},
 }
-KEPT = {  # run -> the attacks for which it is recorded
+KEPT = {  # run -> the attacks on its recorded messages
     "rounds": ("features", "training nodes"),
     "sets": ("edges",),
     "owner": ("labels", "training nodes from index sets"),
@@ -117,7 +118,7 @@ def attack_recorded(config: RunConfig, attacks: tuple[str, ...]) -> list[AttackR
 
 
 def attack_split(config: RunConfig) -> list[AttackResult]:
-    """Attack one round with a server that splits the view."""
+    """Attack one round with a server that sends different answers to different parties."""
     parties = apply_method(config, load_parties(config)).parties
     return attack_by_splitting(parties, config, "a", make_secrets([party.name for party in parties]))
 

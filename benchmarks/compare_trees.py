@@ -134,7 +134,7 @@ def work(cases: Sequence[str]) -> None:
     from glasu import train  # the package of the checkout on PYTHONPATH
 
     for name in cases:
-        seconds(name, 2)  # the second window takes part in the agreement on node sets
+        seconds(name, 2)  # two windows, so that the agreement on the node sets of a later window also runs once
     print("ready", flush=True)
     for line in sys.stdin:
         name = line.strip()

@@ -3,8 +3,8 @@
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 
 The modes send different tensors: stale updates send representations, exact gradients also send gradients, and a label
-owner sends the gradient at H[L]. A pair has the same data, split, initial weights and dropout. Runs that are in the
-output folder are not repeated.
+owner sends the gradient at H[L]. Paired runs have the same data, split, initial weights and dropout. Runs that are in
+the output folder are not repeated.
 """
 
 from __future__ import annotations

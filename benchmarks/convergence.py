@@ -242,7 +242,10 @@ def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
 def sampling_error(
     config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor], draws: int
 ) -> tuple[float, float, float, float]:
-    """Return the squared norm of the exact gradient, the sampled gradient's squared bias, its standard error, variance.
+    """Measure how far sampled gradients are from the exact gradient.
+
+    Returns the squared norm of the exact gradient, and of the sampled gradient the squared bias, the standard error of
+    the squared bias, and the variance.
 
     The draws use another seed, because the weights were trained on the draws of the first seed.
     """

@@ -3,8 +3,8 @@
     python benchmarks/demo.py --seeds 10 --runs benchmarks/results/demo.csv
 
 The settings are those of `glasu demo`. A seed changes the data, the splits and the weights. "alone" is the mean over
-the departments. "best party alone" is the department, by its model or by label propagation, with the best validation
-accuracy. The last row is GLASU when only "profile" has labels. Differences are GLASU with exact gradients minus the
+the departments. "best party alone" is the department with the best validation accuracy, by its model or by label
+propagation. The last row is GLASU if only "profile" has labels. Differences are GLASU with exact gradients minus the
 alternative with the same seed. Their 90 % intervals are those of Student's t. Runs in the file are not repeated.
 """
 

@@ -4,10 +4,10 @@
     python benchmarks/masks.py --datasets cora --modes stale --seeds 1 --rounds 10 --jobs 1 \
         --kinds "masks fp32,ckks fp32,masks int8,ckks int8"
 
-The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A pair has the same
-data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision and with plain
-fp32. The first comparison shows the cost of the protection; the second also includes the cost of the precision. The
-script adds these plain runs to --kinds. Runs that are in the output folder are not repeated.
+The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. Paired runs have the
+same data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision and with
+plain fp32. The first comparison shows the cost of the protection; the second also includes the cost of the precision.
+The script adds these plain runs to --kinds. Runs that are in the output folder are not repeated.
 """
 
 from __future__ import annotations

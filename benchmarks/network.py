@@ -250,7 +250,7 @@ class Place:
                 process.kill()
 
     def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
-        """Return the median seconds, the exchanges and the bytes of a round. Without a link, all run in one process."""
+        """Return the median seconds, the exchanges and the bytes of a round. Without a link, use one process."""
         found = []
         for _ in range(turns):
             runs = [self.alone(n) if line is None else self.apart(n, line) for n in (SHORT, LONG)]

@@ -4,7 +4,8 @@
     python benchmarks/pairs.py DIR/results.csv
 
 Each difference is GLASU minus the alternative with the same seed, in points. Its 90 % interval is that of Student's t.
-"better": the interval lies above 0. "no worse": its lower end is at least -1, or -3 if the standard error exceeds 1.
+"better" means that the interval lies above 0. "no worse" means that its lower end is at least -1, or at least -3 if the
+standard error exceeds 1. "not shown" means neither.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def find_interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def judge(low: float, error: float) -> str:
-    """Return whether a difference with this lower end is better, no worse, or neither."""
+    """Return the verdict on a difference whose interval has this lower end: better, no worse, or not shown."""
     if low > 0:
         return "better"
     return "no worse" if low >= (-3 if error > 1 else -1) else "not shown"

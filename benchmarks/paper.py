@@ -10,7 +10,7 @@ WINDOW = 16  # number of rounds whose node sets are drawn together; only whole w
 
 
 def paper_settings(**train: object) -> RunConfig:
-    """Return K = 2, Q = 4, batch 16, fan-out 2, hidden 192, as in the paper; evaluation is short and not timed."""
+    """Return the paper's settings: K = 2, Q = 4, batch 16, fan-out 2, hidden 192. Evaluation is short and not timed."""
     keys = {
         "num_rounds": 4 * WINDOW + 1,
         "num_local_steps": 4,

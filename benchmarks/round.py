@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> Comparison:
-    """Compare our round, with equal work and with default settings, with the plain round and with PyG's passes."""
+    """Compare our round (with equal work, and with default settings) to the plain round and to PyG's passes."""
     lean = paper_settings(optimizer="sgd", **METHODS[num_local_steps])
     same = paper_settings(optimizer="sgd", blocks="induced", **METHODS[num_local_steps])
     timings: dict[str, Timing] = {}
