@@ -298,7 +298,7 @@ def _read_ledgers(folder: Path) -> Iterator[_ReadLedger]:
 
 
 def _read_recorded_heads(folder: Path) -> list[tuple[str, tuple[tuple[str, LedgerHead], ...]]]:
-    """Return each recorder's name and the heads that it recorded in its ledgers, or in a server's state files."""
+    """Return the heads that a party recorded in its ledgers or a server in its state files, and the recorder's name."""
     found = [(ledger.report.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         state = _read_json(folder / name) or {}
