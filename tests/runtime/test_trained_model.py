@@ -158,8 +158,8 @@ def test_nodes_are_asked_for_by_position_or_by_a_mask():
         (["0"], "positions .integers., or a mask"),
         ([[0, 1]], "positions .integers., or a mask"),
         (3, "positions .integers., or a mask"),
-        (np.ones(23, bool), r"mask of shape \(23,\) for 24 nodes"),
-        (np.ones((24, 1), bool), r"mask of shape \(24, 1\) for 24 nodes"),
+        (np.ones(23, bool), r"mask has shape \(23,\), but needs one value for each of the 24 nodes"),
+        (np.ones((24, 1), bool), r"mask has shape \(24, 1\), but needs one value for each of the 24 nodes"),
     ],
 )
 def test_other_ways_to_ask_for_nodes_are_refused(nodes, said):
@@ -328,7 +328,7 @@ def test_damaged_weights_are_refused(folder, damage):
 def test_weights_of_another_party_are_refused(folder):
     """The file of party b in the place of that of party a: both are valid."""
     (folder / "a.safetensors").write_bytes((folder / "b.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"a\.safetensors: its weights differ from those that model\.toml names"):
+    with pytest.raises(DataError, match=r"a\.safetensors: its weights do not match the digest in model\.toml"):
         TrainedModel.load(folder)
 
 
@@ -337,7 +337,7 @@ def test_weights_of_another_run_are_refused(folder, tmp_path):
     other = TrainedModel.of(simulate(tiny_parties(), settings(seed=1, precision="fp32", **KINDS["mean"])).clients)
     other.save(tmp_path / "other")
     (folder / "c.safetensors").write_bytes((tmp_path / "other" / "c.safetensors").read_bytes())
-    with pytest.raises(DataError, match=r"c\.safetensors: its weights differ from those that model\.toml names"):
+    with pytest.raises(DataError, match=r"c\.safetensors: its weights do not match the digest in model\.toml"):
         TrainedModel.load(folder)
     TrainedModel.load(tmp_path / "other")
 

@@ -1,9 +1,9 @@
 """glasu align: find the ids that all parties have, and one common order, without revealing an id.
 
 With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
-between organisations, which `glasu serve --align` serves. It writes alignment.parquet next to the party's tables, and
-ledger.jsonl with every release. `glasu train`, `glasu join` and `glasu predict` then use the common nodes only, in the
-common order.
+between organisations, which `glasu serve --align` serves. The command writes alignment.parquet next to a party's
+tables, and ledger.jsonl with every release. Afterwards, `glasu train`, `glasu join` and `glasu predict` use only the
+common nodes, in the common order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def add_max_ids(parser: argparse.ArgumentParser, where: str = "") -> None:
         type=parse_count,
         default=1_000_000,
         metavar="N",
-        help=f"{where}refuse a party that has more ids (default: 1000000)",
+        help=f"{where}refuse a party with more ids than this (default: 1000000)",
     )
 
 

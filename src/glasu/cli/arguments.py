@@ -58,7 +58,7 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start over even if DIR holds an unfinished run; do not use it to resume",
+        help="start over even if DIR contains an unfinished run; to resume a run, leave this option out",
     )
     add_extensions(parser)
     add_log_options(parser)

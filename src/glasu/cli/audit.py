@@ -4,8 +4,8 @@ It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or 
 `glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties
 recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks
 the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a party
-recover. Recorded messages do not show one attack: a server that sends different aggregates to different parties. For
-this attack the first round is computed again.
+recover. In one attack, the server sends different aggregates to different parties. The transcript contains no such
+messages, so this attack computes the first round again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attack",
         action="store_true",
-        help="attack the transcript in RUN_DIR; the data of the run is read again, and if two layers aggregate, the "
-        "first round is repeated with a server that splits the view",
+        help="attack the messages in RUN_DIR/transcript; the data of the run is read again, and if two layers "
+        "aggregate, the first round is repeated with a server that sends different aggregates to different parties",
     )
     parser.add_argument(
         "--role",
         action="append",
         metavar="NAME",
-        help="with --attack: the attacker, server or a party; may be given more than once (default: the server and the "
-        "last party)",
+        help="with --attack: the attacker, `server` or the name of a party; may be given several times (default: the "
+        "server and the last party)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 

@@ -1,9 +1,9 @@
 """glasu demo: compare methods on built-in data, in about a minute.
 
 Three departments of a news service have different data about the same users, and the interest of a user depends on the
-combination. The demo trains each department alone, all of them with GLASU, and all of them with pooled data. With
-GLASU, features and edges stay at their department. Averaged and smoothed predictions of single departments are the
-cheap alternatives.
+combination. The demo trains each department alone, all departments with GLASU, and one model on pooled data. With
+GLASU, features and edges stay at their department. For comparison, the demo also averages the predictions of the
+departments that train alone, and smooths this average over the edges.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ TITLE = "GLASU on a news service's users"
 INTRODUCTION = (
     "Three departments of a news service have different data about the same users: profiles, the follower network, and "
     "reading habits. The interest of a user depends on the combination: on the professions of the users that the user "
-    "follows, and on the reading habit. Methods: each department alone (standalone: the mean of the departments; best "
-    "party: the department that is best on validation, by its model or by label propagation); the average of "
-    "their predictions (ensemble); the average, propagated over each department's edges (smooth); GLASU with exact "
-    "gradients (Q=1) and with four local steps per exchange (Q=4); one model on pooled data (centralized)."
+    "follows, and on the reading habit. The methods are: each department alone (standalone is the mean of the "
+    "departments; best party is the department that is best on validation, by its model or by label propagation); the "
+    "average of the departments' predictions (ensemble); this average, propagated over each department's edges "
+    "(smooth); GLASU with exact gradients (Q=1) and with four local steps per exchange (Q=4); one model on pooled data "
+    "(centralized)."
 )
 DEMO_METHODS = {  # name in the table -> name of the settings, in the order of the table
     "standalone": "standalone",
@@ -48,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def make_demo_config(num_rounds: int, seed: int) -> RunConfig:
     """Return the settings that all methods of the demo share.
 
-    Both SAGE layers aggregate. After the first layer, the department with the network has the profiles of all users.
-    The second layer averages them over the followed users, and combines the average with the reading of the user.
+    Both SAGE layers aggregate. The first aggregation brings the users' profiles to the department with the network. Its
+    second layer averages the profiles over the followed users, and combines the average with the user's reading habit.
     """
     return RunConfig(
         data=DataConfig(name="demo"),
@@ -104,5 +105,5 @@ def run(args: argparse.Namespace) -> None:
     alone = (f"{party.name} {task.selected_by.format(score)}" for party, score in pairs if score is not None)
     print(f"standalone is the mean of the departments: {', '.join(alone)}")
     if (best := find_best_party(reports["standalone"])) is not None:
-        print(f"best party is the best of them on validation: {best.party}, by {best.by}")
+        print(f"best party is the department that is best on validation: {best.party}, by {best.by}")
     print(f"learning curves: {out / 'report.html'}")

@@ -1,8 +1,8 @@
 """glasu doctor: check that all parties and the server are ready for a run.
 
 Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
-certificates, connections, clocks, versions, disks, folders, data and ids. It prints the same diagnosis everywhere and
-exits with 0 (ready) or 1 (not ready). It sends counts and digests, never an id or a value, and writes nothing.
+certificates, connections, clocks, versions, disks, folders, data and ids. Every role prints the same diagnosis and
+exits with 0 (ready) or 1 (not ready). The command sends counts and digests, never an id or a value, and writes no file.
 With --align at every role, it checks instead that the ids of all parties can be aligned (`glasu align`).
 """
 

@@ -57,7 +57,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end_in_time(reader: socket.socket, seconds: float) -> None:
-    """End the process `seconds` after the first interrupt, unless the other end of the socket was closed before."""
+    """End the process `seconds` after the first interrupt, unless the other end of the socket is closed earlier."""
     number, deadline = 0, math.inf
     with reader:
         while time.monotonic() < deadline:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=NO_FILE,
         metavar="IDS",
         help="after the training: request predictions for the ids in this .csv or .parquet file; without a "
-        "file, only help the others to predict",
+        "file, only help the other parties to predict",
     )
     add_party_options(parser)
     add_role_options(parser)
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> None:
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     raise_descriptor_limit()
-    refuse_data_of_others(kit, read_manifest(args.party).name)  # before --out, whose fault would be another's results
+    # Report a wrong kit before its consequence, an --out folder that seems to contain the results of another party.
+    refuse_data_of_others(kit, read_manifest(args.party).name)
     refuse_contents_of_others(args.out, "party", kit.name)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
     out = make_output_folder(args.out)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
     from glasu.timing import Clock
 
-PROGRESS = "glasu.compiling"  # its warnings are progress: a Python program shows them, a command with --quiet does not
+PROGRESS = "glasu.compiling"  # a logger whose warnings are progress; --quiet suppresses them
 
 
 class _Receiver(logging.Handler):
@@ -37,14 +37,14 @@ class _Receiver(logging.Handler):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop, and restore the level of the loggers."""
+        """Stop receiving records, and restore the level of the loggers."""
         logger = logging.getLogger("glasu")
         logger.removeHandler(self)
         logger.setLevel(self._level_before)
 
 
 class LineLog(_Receiver):
-    """Writes the log to standard error, one line per record; if quiet, only warnings and errors, but no progress."""
+    """Writes the log to standard error, one line per record. If quiet, writes only warnings and errors."""
 
     def __init__(self, prefix: str = "", *, quiet: bool = False) -> None:
         super().__init__(logging.WARNING if quiet else logging.INFO)
@@ -73,7 +73,7 @@ class Log(_Receiver):
             args: the command, --log-format and --quiet.
             role: "server", or the party's name.
             now: returns the time for JSON.
-            clock: measures the time between two lines about one long evaluation.
+            clock: measures the time between two progress lines of one long operation.
         """
         super().__init__(logging.INFO)
         self._command, self._role, self._now = args.command, role, now

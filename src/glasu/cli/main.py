@@ -18,7 +18,7 @@ from glasu.errors import GlasuError
 
 
 class Command(Protocol):
-    """A module of a command. Its docstring is the help, after "glasu NAME: "."""
+    """A module that implements a command. Its docstring, after "glasu NAME: ", is the help text."""
 
     EXAMPLE: str
 
@@ -108,7 +108,7 @@ def _leave_no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        for name in getattr(args, "extensions", ()):  # before a config is read: it may name choices of extensions
+        for name in getattr(args, "extensions", ()):  # before a config is read, because it may name their choices
             registry.load_extension(name)
         code: int | None = args.run(args)
         sys.stdout.flush()
@@ -136,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warn_about_fresh(args: argparse.Namespace) -> str:
-    """Return a warning for a command with --fresh: the same command would start over again."""
+    """Return a warning for a command with --fresh, because repeating this command would not resume the run."""
     again = " To resume this run, remove --fresh; with --fresh, the command starts over."
     return again if getattr(args, "fresh", False) else ""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from glasu.timing import Clock
 
 _WRITING = threading.Lock()  # held while lines are written; parties and logs write from several threads
-QUIET_SECONDS = 30.0  # seconds between two lines about one long evaluation, without a terminal
+QUIET_SECONDS = 30.0  # seconds between two progress lines of one long operation, if there is no terminal
 
 
 def describe_evaluation(event: Evaluated) -> str:
@@ -76,7 +76,7 @@ def show_progress(
     Args:
         title: the name of the run.
         num_rounds: T.
-        about: lines about the data. They are shown with the first event, so a refused run prints only its error.
+        about: lines about the data. They are shown with the first event, so a refused run prints only an error.
         quiet: show nothing.
     """
     console, introduction = Console(stderr=True), iter(about)

@@ -35,14 +35,14 @@ ROLE_ACTIONS = {  # per action: purpose, details, example
     "request": (
         "at a party or the server: make a key and a signing request",
         "The key stays in KIT. Only KIT/request.pem goes to the CA. The CA returns files that complete the kit; copy\n"
-        "them to KIT. A party's secret is made as well.",
+        "them to KIT. At a party, the command also makes the party's secret.",
         "glasu provision request --party clinic --out kits/clinic",
     ),
     "sign": (
         "at the CA: sign the requests of parties and the server",
-        "The first call makes the CA and needs --host. The order of the requests of parties is the roster; later\n"
-        "calls append to it. Send ca.pem, certificate.pem and kit.toml back to each party, and to the server also\n"
-        "revoked.pem.",
+        "The first call makes the CA and needs --host. The roster lists the parties in the order of their requests;\n"
+        "later calls append parties. Send ca.pem, certificate.pem and kit.toml back to each party and to the server,\n"
+        "and revoked.pem to the server only.",
         "glasu provision sign server.pem clinic.pem insurer.pem --ca kits --host glasu.example.org",
     ),
     "pin": (
@@ -53,7 +53,8 @@ ROLE_ACTIONS = {  # per action: purpose, details, example
     ),
     "secret": (
         "at a party: make the secret of a kit, if it has none",
-        "Private draws are derived from it. `glasu join` makes it too, unless the kit is read-only. Back it up.",
+        "The party's private random draws are derived from the secret. If the secret is missing and the kit is not\n"
+        "read-only, `glasu join` makes it. Back up the secret.",
         "glasu provision secret kits/clinic",
     ),
 }
@@ -77,13 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     for option, purpose in ACTIONS.items():
         action.add_argument(option, type=parse_names, metavar="NAMES", help=purpose)
-    _add_host(parser, "may be given several times; --renew server replaces all of them")
+    _add_host(parser, "may be given several times; with --renew server, these names replace all earlier names")
     parser.add_argument("--days", type=int, help="validity of the kits (default: 365); the CA is valid for 3650 days")
     parser.add_argument("--out", type=parse_path, metavar="KITS", help="folder for the kits")
 
 
 def _add_host(parser: argparse.ArgumentParser, use: str) -> None:
-    """Add --host; `use` ends its help."""
+    """Add --host; its help ends with `use`."""
     purpose = f"a DNS name or IP address of the server; {use}"
     parser.add_argument("--host", type=parse_names, action="extend", default=[], metavar="HOST", help=purpose)
 
@@ -110,7 +111,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party or the server"
     )
     sign.add_argument("--ca", type=parse_path, required=True, metavar="KITS", help="folder of the CA")
-    _add_host(sign, "with a new CA or a request of the server")
+    _add_host(sign, "give it if the CA is new, or to change the names with a request from the server")
     sign.add_argument("--days", type=int, help="validity of the certificates (default: 365)")
     pin = parsers["pin"]
     pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")
@@ -171,7 +172,7 @@ def _sign(args: argparse.Namespace) -> None:
         print(f"{each.folder}: for {owner}, expires {each.expires:%Y-%m-%d}, key {shown}; send it back.")
     server = args.ca / SERVER_NAME
     held = "the kit of the server" if (server / KEY).is_file() else "for the server"
-    print(f"{server}: {held}; its kit.toml lists the parties, copy it there.")
+    print(f"{server}: {held}; its kit.toml lists the parties; copy this file to the server.")
 
 
 def _pin(folder: Path, peers: list[tuple[str, str]]) -> None:
@@ -231,7 +232,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
         print(f"{args.out / 'server' / 'kit.toml'}: lists the new parties; copy it to the server.")
         print(
             f"A run that started without {', '.join(args.add)} cannot resume with this roster, and its model cannot "
-            f"predict. Finish it first, or undo this with --remove {','.join(args.add)}."
+            f"predict. Finish that run first, or undo this with --remove {','.join(args.add)}."
         )
     elif args.remove:
         lists = provision.remove(args.out, args.remove)
@@ -256,7 +257,7 @@ def _provision(args: argparse.Namespace, options: list[str]) -> None:
     else:
         lists = provision.revoke(args.out, args.revoke)
         listed = ", ".join(args.revoke)
-        print(f"{listed}: all certificates issued so far are revoked; --renew creates a new kit, or `sign` a request.")
+        print(f"{listed}: all certificates issued so far are revoked. To make new ones, use --renew or `sign`.")
         print(f"{lists[-1]}: the revocation list; copy it to the server as revoked.pem in its kit.")
 
 

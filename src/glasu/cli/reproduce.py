@@ -1,7 +1,7 @@
 """glasu reproduce: run the paper's experiments and compare the results with its tables.
 
-Runs with stored results are not repeated, so the same command resumes after a stop. It writes results.csv (one row per
-run), curves.csv, tables.md, and report.html with plots over rounds, bytes and time.
+Runs with stored results are not repeated, so the same command resumes after an interruption. It writes results.csv (one
+row per run), curves.csv, tables.md, and report.html with plots over rounds, bytes and time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def _parse_count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "table", choices=[*TABLE_NAMES, "all"], metavar="TABLE", help=f"{', '.join(TABLE_NAMES)}, or all (the paper's)"
+        "table",
+        choices=[*TABLE_NAMES, "all"],
+        metavar="TABLE",
+        help=f"{', '.join(TABLE_NAMES)}, or all (the tables of the paper)",
     )
     parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (default: those of the table)")
     parser.add_argument(
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _format_command(args: argparse.Namespace) -> str:
-    """Return the command without --out."""
+    """Return the command line with these arguments, but without --out."""
     words = ["glasu reproduce", args.table]
     words += [f"--{name} {','.join(named)}" for name in ("datasets", "methods") if (named := getattr(args, name))]
     words += [f"--{name} {value}" for name in ("seeds", "jobs") if (value := getattr(args, name)) is not None]

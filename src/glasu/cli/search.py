@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per trial (default: 1)")
     parser.add_argument(
-        "--max-bytes", type=parse_bytes, metavar="B", help="byte budget of a run until its best model, for example 79MB"
+        "--max-bytes",
+        type=parse_bytes,
+        metavar="B",
+        help="count only the evaluations of a run within this number of bytes, for example 79MB",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="parallel trials, one process each (default: 1)"

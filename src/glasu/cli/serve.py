@@ -3,8 +3,8 @@
 The server waits for the parties of its kit's roster, sends them the settings and aggregates their messages. It needs no
 data and loads neither torch nor PyG. After a crash, start the same command again: it continues. It writes report.json.
 With --predict it serves one prediction instead and writes prediction.json. After training with party dropout, the
-connected parties predict without those that are absent for --wait seconds. With --align it serves one private alignment
-of the parties' ids (`glasu align`) and writes alignment.json.
+connected parties predict without the parties that are absent for --wait seconds. With --align it serves one private
+alignment of the parties' ids (`glasu align`) and writes alignment.json.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _serve(options: ServeOptions, args: argparse.Namespace) -> tuple[str | None, str]:
-    """Serve the purpose that the options name; return the result in one sentence, and the name of the report."""
+    """Serve training, a prediction or an alignment; return its result in one sentence and the name of the report."""
     from glasu.network.alignment_server import AlignmentServer
     from glasu.network.prediction_server import PredictionServer
     from glasu.network.serve import serve

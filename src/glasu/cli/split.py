@@ -1,6 +1,6 @@
 """glasu split: divide a named data set into one folder per party.
 
-A folder contains party.toml, the nodes with the features of that party, and its edges; see the docs on party folders.
+A folder contains party.toml, the nodes with the party's features, and the party's edges; see docs/party-folders.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It writes report.json (metrics, traffic, time, releases), model/ (the selected w
 every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
 them. They are removed at the end. A finished run is replaced only with --fresh; without it, the same command trains
 nothing. With --baselines it also trains the parties alone, and compares the result with each party alone, with averaged
-predictions, and with averages that are smoothed over the edges. Where a preset chose the settings of the run, each of
-these methods takes the best of all candidates and of the settings as written, on validation nodes.
+predictions, and with averages that are smoothed over the edges. If a preset chose the settings of the run, each of
+these methods tries the settings of every candidate and those without a preset, and uses the best on validation nodes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _find_finished_run(args: argparse.Namespace, config: RunConfig) -> FinishedRun | None:
-    """Return the finished run in the output folder. Faults of the input are reported before a run that differs."""
+    """Return the finished run in the output folder, or None. If its settings differ, report input faults first."""
     from glasu.runtime.output_dir import find_finished_run
 
     try:

@@ -12,12 +12,12 @@ from glasu.runtime.policy_file import PolicyFile
 
 
 def open_alignment_ledger(folder: Path, party: str, num_ids: int, policy: PolicyFile | None) -> Ledger:
-    """Return the ledger next to a party's tables; refuse a set of ids that the policy forbids.
+    """Open the ledger next to a party's tables. Refuse a set of ids that the policy forbids.
 
     Args:
         folder: the folder of the tables.
         party: the owner of the ledger.
-        num_ids: the size of its set.
+        num_ids: the number of ids of the party.
         policy: the policy of the party, if there is one.
     """
     if policy is None:
@@ -27,6 +27,6 @@ def open_alignment_ledger(folder: Path, party: str, num_ids: int, policy: Policy
 
 
 def limit_sets(limits: SetLimits, policy: PolicyFile | None) -> SetLimits:
-    """Return the limits of a party: those of the command, or those of its policy if they are lower."""
+    """Return the limits of the command. If the policy allows fewer ids, its limit replaces `max_ids`."""
     most = None if policy is None else policy.policy.max_ids
     return limits if most is None else replace(limits, max_ids=max(1, min(limits.max_ids, most)))

@@ -1,7 +1,7 @@
-"""Attack a recorded run: every attack for the server and for one party, compared with chance and a baseline.
+"""Attack a recorded run as the server or as a party. Compare each score with chance and with a baseline.
 
 The caller has the data of all parties, as in a simulation. An attack reads only the messages and data of its role, and
-the part of the target's data that the attacker is assumed to know. The rest of the target's data scores the guesses.
+the part of the target's data that the attacker is assumed to know. The guesses are scored on the target's other data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from glasu.runtime.trained_model import TrainedModel
 from glasu.runtime.transcript import TRANSCRIPT, RecordedRun
 from glasu.wire.message_key import Phase
 
-MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as words
+MANY_WORDS = 0.2  # features with a smaller share of nonzero values are scored as bags of words
 KNOWN_SHARE = 0.5  # share of the nodes whose features the attacker knows
 SEED = 0  # seed of the attacker's draws
 KNOWN_LABELS = (1, 4)  # known labels per class, for model completion
@@ -68,8 +68,8 @@ class Attacker:
 def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[AttackResult]:
     """Attack the run in the output folder of `glasu train --transcript`. The data is read again to score the guesses.
 
-    A server that splits the view sends other messages than those of the transcript. So this attack repeats the first
-    round of the run; see `attack_split_view`.
+    In one attack the server splits the view, which means that it sends different aggregates to different parties. The
+    transcript contains no such messages, so this attack repeats the first round; see `attack_split_view`.
 
     Args:
         folder: the output folder of the run.
@@ -88,16 +88,17 @@ def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[Atta
 
 
 def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[AttackResult]:
-    """Repeat the first round with a server that splits the view, to read the label owner's part, or the first party's.
+    """Repeat the first round with a server that splits the view to attack the label owner, or else the first party.
 
-    The secrets of the recorded run are not in its folder, so those of the repeated round are derived from the seed.
+    The folder of a run does not contain its secrets, so the repeated round derives secrets from the seed.
 
     Args:
         config: the settings of the finished run, in which no key is left to a preset.
         parties: the data of all parties, as the run read them.
 
     Returns:
-        The results of `attack_by_splitting`; none if the run has one party, or fewer than two layers that aggregate.
+        The results of `attack_by_splitting`. The list is empty if the run has only one party, or fewer than two layers
+        that aggregate.
     """
     if len(parties) < 2 or len(config.model.aggregation_layers) < 2:
         return []
@@ -107,13 +108,13 @@ def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[A
 
 
 def list_result_cells(result: AttackResult) -> tuple[str, ...]:
-    """Return the cells of a result below RESULT_HEADINGS: score, chance, and the score without messages."""
+    """Return a result as a table row below RESULT_HEADINGS. The last cell is the score without messages."""
     numbers = (f"{number:.3f}" for number in (result.score, result.chance, result.baseline))
     return result.attack, result.role, result.target, result.measure, *numbers
 
 
 def format_results(results: Sequence[AttackResult]) -> str:
-    """Return the results as a table for people."""
+    """Return the results as a text table."""
     return "\n".join(align_columns([RESULT_HEADINGS, *map(list_result_cells, results)]))
 
 
@@ -130,10 +131,12 @@ def attack_run(
     Args:
         transcript: the transcript of the run.
         parties: the data of all parties, in client order, as the run read them.
-        roles: the attackers; None: the server and the last party. They attack the label owner, or the first other
-            party that has the data: edges, or features that vary.
+        roles: the attackers; None: the server and the last party. The target of an attack is the label owner. If the
+            label owner is the attacker or lacks the data (edges, or features that vary), it is the first other party
+            that has them.
         only: the attacks whose names start with one of these words; by default all.
-        probabilities: the class probabilities of all nodes, which a party can request after the run; None: no attack.
+        probabilities: the class probabilities of all nodes, which a party can request after the run; None: predictions
+            are not attacked.
     """
     names = transcript.manifest.parties
     if [party.name for party in parties] != list(names):
@@ -175,13 +178,13 @@ def attack_edges(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
-    """Infer labels from the gradient at H[L] and from H[L], if one party has the labels."""
+    """Infer the labels of the label owner from H[L] and from the gradient at H[L]."""
     seen, known = attacker.seen, attacker.victim.labels
     is_owner = seen.config.train.label_owner == attacker.victim.name
     if not is_owner or known is None or known.ndim > 1 or known.dtype.kind not in "iu":
         return
     gradients, joints = seen.list_gradients(attacker.target), seen.list_joints()
-    if not (gradients or joints):  # the role reads neither
+    if not (gradients or joints):  # the role reads neither gradients nor H[L]
         return
     nodes, classes = (
         np.unique(np.concatenate([each.nodes for each in gradients or joints])),
@@ -223,7 +226,7 @@ def attack_labels(attacker: Attacker) -> Iterator[AttackResult]:
 
 
 def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
-    """Return the sum of the directions of each node's gradients."""
+    """Return for each node the sum of its gradients, each scaled to length 1."""
     total = np.zeros((len(nodes), gradients[0].rows.shape[1]))
     for each in gradients:
         total[np.searchsorted(nodes, each.nodes)] += labels.normalize_rows(each.rows)
@@ -231,7 +234,7 @@ def _sum_directions(gradients: Sequence[NodeRows], nodes: Classes) -> Values:
 
 
 def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows, classes: int) -> Classes:
-    """Guess the labels with the classifier that would follow from `train.seed` alone."""
+    """Guess the labels, assuming that the classifier was drawn from `train.seed` alone."""
     config = attacker.seen.config
     width = make_task(config.train).head_width(attacker.victim.classes)
     drawn = draw_classifier(
@@ -262,12 +265,12 @@ def _complete(attacker: Attacker, truth: Classes, inputs: Sequence[Values], own:
 
 
 def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
-    """Infer features from representations: of the rounds, of one evaluation, and of all evaluations."""
+    """Infer features from the representations in training rounds, in one evaluation, and in all evaluations."""
     evaluations = attacker.seen.list_evaluations(attacker.target)
     nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
     rounds = attacker.seen.average_rounds(attacker.target)
     if rounds.size and rounds.any():
-        # An evaluation of one layer has validation nodes only, of which no training round has a row.
+        # If only one layer aggregates, evaluations have rows for validation nodes only, and training rounds have none.
         seen = nodes if rounds[nodes].any() else np.flatnonzero(rounds.any(axis=1))
         yield from _guess_features(attacker, seen, {"training rounds": [rounds[seen]]})
     variants: dict[str, list[Values]] = {}
@@ -275,7 +278,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
         variants["one evaluation"] = [evaluations[0].rows]
     if len(evaluations) > 1:
         variants[f"{len(evaluations)} evaluations"] = [each.rows for each in evaluations]
-    if len(evaluations) > 1 and attacker.seen.is_server:  # with masks, the server can read nothing else
+    if len(evaluations) > 1 and attacker.seen.is_server:  # with masks, the server can read only aggregates
         sums = attacker.seen.list_evaluations(attacker.target, aggregates=True)
         variants[f"aggregates of {len(sums)} evaluations"] = [each.rows for each in sums]
     yield from _guess_features(attacker, nodes, variants)
@@ -284,7 +287,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 def _guess_features(
     attacker: Attacker, nodes: edges.NodeIds, variants: Mapping[str, list[Values]]
 ) -> Iterator[AttackResult]:
-    """Guess the target's features at some nodes from the rows of these nodes. A variant is a set of such rows."""
+    """Guess the target's features at some nodes, once from each variant. A variant is a list of rows of these nodes."""
     truth = _read_features(attacker.victim)[nodes]
     varies = truth.std(axis=0) > 0
     if not (variants and varies.any()):
@@ -310,7 +313,7 @@ def _guess_features(
 
 
 def attack_part(attacker: Attacker) -> Iterator[AttackResult]:
-    """Infer the representation of another party from the mean, minus the attacker's own part. Exact if M = 2."""
+    """Infer another party's representation by subtracting the attacker's part from the mean. This is exact if M = 2."""
     if attacker.own is None:
         return
     evaluations = attacker.seen.list_evaluations(attacker.target)
@@ -358,7 +361,7 @@ def attack_predictions(probabilities: Values, splits: Splits) -> AttackResult:
 
 
 def _rank_members(scores: Values, members: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve: how often a member has a higher score than another node."""
+    """Return the area under the ROC curve: the probability that a member has a higher score than another node."""
     return measure_ranking(scores, members)["roc_auc"]
 
 
@@ -374,7 +377,7 @@ def _read_features(party: PartyData) -> Values:
 
 
 def _smooth_features(party: PartyData) -> Values:
-    """Return the features after two propagation steps: the baseline of a party may also use the party's edges."""
+    """Return the features after two propagation steps, because a party's baseline may also use the party's edges."""
     source, target = party.graph.edge_index()
     shape = (party.num_nodes, party.num_nodes)
     adjacency = sp.csr_array((np.ones(len(source)), (target, source)), shape) + sp.eye_array(party.num_nodes)
@@ -384,11 +387,11 @@ def _smooth_features(party: PartyData) -> Values:
 
 
 Attack = Callable[[Attacker], Iterator[AttackResult]]
-HAS_DATA: dict[str, Callable[[PartyData], bool]] = {  # whether a party has the data; other attacks suit all parties
+HAS_DATA: dict[str, Callable[[PartyData], bool]] = {  # whether a party can be a target; other attacks suit all parties
     "edges": lambda party: party.graph.num_edges > 0,
     "features": lambda party: bool((_read_features(party).std(axis=0) > 0).any()),
 }
-ATTACKS: dict[str, Attack] = {  # by the first words of their names in the results
+ATTACKS: dict[str, Attack] = {  # a key is the start of the attack's name in the results
     "edges": attack_edges,
     "labels": attack_labels,
     "features": attack_features,

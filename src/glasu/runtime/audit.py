@@ -1,4 +1,4 @@
-"""Audit the ledgers of a run's folder: verify them, compute totals, and compare them with reports and other parties.
+"""Audit the ledgers in a run's folder: verify them, compute totals, and compare them with reports and recorded heads.
 
 Nothing is written or repaired here. Torch is loaded only for ledgers with noise.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from glasu.privacy.accounting import Accountant, SpentEpsilon
 
 CheckLevel = Literal["good", "note", "bad"]
-DELTA = PrivacyConfig().delta  # a ledger does not contain privacy.delta
+DELTA = PrivacyConfig().delta  # the default, because a ledger does not contain privacy.delta
 REPORTS = {REPORT: "training", "prediction.json": "prediction"}  # file -> purpose of its run
 RESTORE = "Restore the file, or move it out of the folder to audit without it."
 
@@ -69,7 +69,7 @@ class ReleaseTotal(JsonRecord):
         return cls(*place, 1, entry.rows, entry.size, entry.rows, entry.time, entry.time)
 
     def add(self, later: ReleaseTotal) -> ReleaseTotal:
-        """Return the totals of these releases and later ones of the same kind."""
+        """Return the totals of these releases together with later releases of the same kind."""
         return replace(
             self,
             releases=self.releases + later.releases,
@@ -95,7 +95,7 @@ class AuditedRun(JsonRecord):
 
     @property
     def size(self) -> int:
-        """The number of bytes that the ledger records."""
+        """The number of bytes that the ledger records for this run."""
         return sum(total.bytes for total in self.totals)
 
 
@@ -109,7 +109,7 @@ class AuditedLedger(JsonRecord):
     repairs: int
     incomplete: bool  # whether the last line is incomplete
     fault: str | None  # why the chain is broken; records after the fault are not read
-    differential_privacy: SpentEpsilon | None  # privacy spent by all releases with noise; None if there are none
+    differential_privacy: SpentEpsilon | None  # privacy spent by all releases with noise; None if no release has noise
     length: int  # number of records
     head: str  # the last chain value; empty if there is none
 
@@ -121,7 +121,7 @@ class AuditedLedger(JsonRecord):
         return values
 
     def find_run(self, purpose: str) -> AuditedRun | None:
-        """Return the last run of a purpose."""
+        """Return the last run with this purpose, or None."""
         return next((run for run in reversed(self.runs) if run.purpose == purpose), None)
 
 
@@ -149,7 +149,7 @@ class _LedgerCollector:
         self._remembered: list[tuple[str, LedgerHead]] = []
         self._runs: list[AuditedRun] = []
         self._totals: list[dict[tuple[str, str, int, str], ReleaseTotal]] = []  # totals of each run
-        self._accountant: Accountant | None = None  # counts the releases with noise; None if there are none
+        self._accountant: Accountant | None = None  # counts the releases with noise; None before the first of them
 
     def add(self, chain: str, record: LedgerRecord) -> None:
         """Add a record and the chain value after it."""
@@ -173,7 +173,7 @@ class _LedgerCollector:
                 self._add_release(record)
 
     def build(self, file: Path, *, incomplete: bool, fault: str | None) -> _ReadLedger:
-        """Return the ledger as it was read."""
+        """Return the ledger with all added records."""
         runs = (replace(run, totals=tuple(own.values())) for run, own in zip(self._runs, self._totals, strict=True))
         report = AuditedLedger(
             party=self._party,
@@ -258,7 +258,7 @@ def audit_folder(folder: Path, peers: Sequence[Path] = ()) -> Audit:
 
     Args:
         folder: the --out folder of `glasu train` or `glasu join`, or a party's folder after `glasu align`.
-        peers: folders of other parties, or of the server; the heads recorded there are compared.
+        peers: folders of other parties, or of the server; the ledgers are compared with the heads recorded there.
 
     Raises:
         ConfigError: a folder has no ledger.
@@ -298,7 +298,7 @@ def _read_ledgers(folder: Path) -> Iterator[_ReadLedger]:
 
 
 def _read_recorded_heads(folder: Path) -> list[tuple[str, tuple[tuple[str, LedgerHead], ...]]]:
-    """Return the recorded heads and who recorded them, from the ledgers of a party or the state files of a server."""
+    """Return the heads that a party recorded in its ledgers or a server in its state files, and the recorder's name."""
     found = [(ledger.report.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         state = _read_json(folder / name) or {}
@@ -339,10 +339,10 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     else:
         yield AuditCheck(name, "good", f"{ledger.length} records, each consistent with the records before it")
     if ledger.incomplete:
-        text = "the last line is incomplete: the process crashed before it sent the release; the next run repairs it"
+        text = "the last line is incomplete: after a crash, its release was not sent; the next run repairs the line"
         yield AuditCheck(name, "note", text)
     if ledger.repairs:
-        text = f"{ledger.repairs} incomplete lines were moved into records after crashes; their releases were not sent"
+        text = f"{ledger.repairs} repair records contain lines that crashes left incomplete; no release was sent"
         yield AuditCheck(name, "note", text)
 
 
@@ -361,7 +361,7 @@ def _check_reports(folder: Path, ledgers: Sequence[_ReadLedger]) -> Iterator[Aud
                 text = f"{stated.party}: the ledger had {stated.length} records when the report was written, "
                 yield AuditCheck(file, "bad", f"{text}and has {len(ledger.chains)} now: its end was cut or changed")
             elif ledger.report.fault is None:
-                yield AuditCheck(file, "good", f"{stated.party}: the ledger still holds the {stated.length} records")
+                yield AuditCheck(file, "good", f"{stated.party}: the ledger still contains the {stated.length} records")
         listed = [by_party[each.party].report for each in report.privacy.ledger if each.party in by_party]
         yield from _check_traffic(file, purpose, report.traffic, listed)
 
@@ -386,7 +386,7 @@ def _check_traffic(
 def _check_recorded_heads(
     ledgers: Sequence[_ReadLedger], memories: Sequence[tuple[str, Sequence[tuple[str, LedgerHead]]]]
 ) -> Iterator[AuditCheck]:
-    """Compare every ledger with the heads that others recorded."""
+    """Compare every ledger with the heads that other roles recorded."""
     for ledger in ledgers:
         if ledger.report.fault is not None:
             continue
@@ -400,7 +400,7 @@ def _check_recorded_heads(
                 text = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
                 yield AuditCheck(name, "bad", f"{text}its end was cut or changed")
         if agreed:
-            yield AuditCheck(name, "good", f"{agreed} heads that others recorded are in this ledger")
+            yield AuditCheck(name, "good", f"{agreed} heads that other roles recorded are in this ledger")
         elif len(ledgers) == 1:
-            text = "nothing to compare with; name folders of other parties or of the server with --peers"
+            text = "there are no recorded heads to compare with; pass folders of other parties or the server to --peers"
             yield AuditCheck(name, "note", text)

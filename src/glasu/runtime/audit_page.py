@@ -1,4 +1,4 @@
-"""Render an audit: as text for a terminal, and as one HTML page for a privacy officer. The page loads nothing."""
+"""Render an audit as text for a terminal, and as one HTML page for a privacy officer. The page loads no other file."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[st
     Args:
         audit: the findings.
         now: the time of the audit.
-        attacks: the headings and the rows of the table of attacks; empty: no attack was made.
+        attacks: the headings and then the rows of the table of attacks; empty: the page has no such table.
     """
     attacked = ""
     if attacks:
         attacked = f"""<h2>Attacks</h2>
-<p>The attacks read the recorded messages of the run. Those that begin with "view of" compute its first round again,
-with a dishonest server. Only a score above both chance and the score with the attacker's own data is a leak. A better
-attack may recover more.</p>
+<p>The attacks read the recorded messages of the run. Only attacks whose names begin with "view of" compute the first
+round again, with a dishonest server. A score is a leak only if it exceeds both chance and the score with the attacker's
+own data. A better attack may recover more.</p>
 {render_table(attacks[0], attacks[1:], WORDS)}
 """
     level = "bad" if audit.failures else "good"
@@ -110,14 +110,16 @@ attack may recover more.</p>
 <p class="verdict {level}">{html.escape(describe_verdict(audit))}</p>
 {_render_checks(audit.checks)}
 <h2>Releases</h2>
-<p>Every release was recorded in the ledger before its bytes were sent. The table lists them by phase, kind, layer and
-protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
-content, without message headers. Rounds that were repeated after a crash count again. Times are in UTC.</p>
+<p>Every release was recorded in the ledger before its bytes were sent. The table lists the releases by phase, kind,
+layer and protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
+content, without message headers. If a round was repeated after a crash, its releases are counted each time. Times are
+in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
 {attacked}<h2>Kinds of content</h2>
 {render_table(("kind", "meaning"), meanings, 2)}
 <footer>A hash chain proves that no record was changed, moved or omitted. Only the heads that other parties recorded
-prove that the end is complete. A party that changes this program can release data without an entry.</footer>
+prove that no records at the end are missing. A party that changes this program can release data without an entry in the
+ledger.</footer>
 </body></html>
 """
 

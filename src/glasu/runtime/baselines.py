@@ -1,4 +1,4 @@
-"""Train the cheap alternatives to joint training with fair settings, and compare them with a run."""
+"""Train the cheap alternatives to joint training with the best of several settings, and compare them with a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig]:
     """Return the settings that the baselines of a run try: those without a preset, and those of every candidate.
 
-    The preset has candidates for GLASU. For a fair comparison, each baseline also takes its best settings on the
-    validation nodes.
+    The preset chooses among candidates for GLASU. For a fair comparison, each baseline also uses the settings with its
+    best score on the validation nodes.
 
     Args:
         config: the requested settings of the run.
-        race: the candidates that fitted the data; None if there was only one.
+        race: the candidates that fitted the data; None if there was only one candidate.
     """
     candidates = list_candidates(config)
     fitting = None if race is None else [each.settings for each in race.candidates]
@@ -45,8 +45,9 @@ def train_baselines(
     """Return the results of every baseline, by method, with the settings that are best on the validation nodes.
 
     Args:
-        settings: the settings to try. Settings that are equal for parties that train alone are tried once.
-        load: returns the parties, given settings.
+        settings: the settings to try. If several of them have the same effect on parties that train alone, only the
+            first is tried.
+        load: takes settings and returns the parties.
     """
     methods = list(registry.select("method", is_baseline=True))
     tried: dict[RunConfig, RunConfig] = {}  # settings that parties use when they train alone -> given settings
@@ -62,7 +63,7 @@ def train_baselines(
 
 
 def _find_own_settings(config: RunConfig, method: str) -> RunConfig:
-    """Return the settings that a method uses; the same settings if the method refuses them."""
+    """Return the settings that a method uses, or `config` unchanged if the method refuses it."""
     try:
         return override_settings(config.replace(train={"method": method}))[0]
     except ConfigError:

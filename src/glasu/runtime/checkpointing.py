@@ -4,11 +4,11 @@ file     magic, schema number, SHA-256 of schema number and body, body
 body     safetensors: the tensors and the long lists of floats of the state; everything else as JSON in its metadata
 
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here. The
-schema number is derived from them, so checkpoints from before a change are refused.
+schema number is derived from the fields, so checkpoints from before a change of the fields are refused.
 
 Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
-round t is durable before the role sends its first message of round t+1. Without both rules, there are crashes after
-which no round is common to all roles. `Store` and `Saver` serve one role, or all roles of a simulation together
+round t is durable before the role sends its first message of round t+1. If one of the rules did not hold, the roles
+could have no common round after a crash. `Store` and `Saver` serve one role, or all roles of a simulation together
 (`runtime/simulation_checkpoints.py`).
 """
 
@@ -43,8 +43,8 @@ SUFFIX = ".checkpoint"
 ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
 START = "start"  # used as the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON is a reference to the tensor of that name
-FLOATS = "$floats"  # {FLOATS: name}: the same for a long list of floats, such as the losses of all rounds
-MANY_FLOATS = 64  # JSON takes ten times as long for each float
+FLOATS = "$floats"  # {FLOATS: name} is a reference to a long list of floats, such as the losses of all rounds
+MANY_FLOATS = 64  # lists of at least this length are saved as arrays, which takes a tenth of the time that JSON takes
 
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def _digest(schema: int, body: bytes) -> bytes:
 
 
 def _read_header(body: bytes) -> CheckpointHeader:
-    """Read the metadata of a safetensors body, which is in its JSON header."""
+    """Read the checkpoint header, which is metadata in the JSON header of a safetensors body."""
     (length,) = LENGTH.unpack_from(body)
     header = parse_json(body[LENGTH.size : LENGTH.size + length], "the header")
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
@@ -182,18 +182,20 @@ class Store(Generic[T]):
     def __init__(
         self, cls: type[T], folder: Path, owner: str, extensions: tuple[Extension, ...] = (), *, kind: str = ROUND
     ) -> None:
-        """Use a folder.
+        """Use a folder for the checkpoints of an owner.
 
         Args:
-            cls: the type of the states. folder: the folder of the checkpoints. owner: role and run.
+            cls: the type of the states.
+            folder: the folder of the checkpoints.
+            owner: a text that names the role and the run.
             extensions: the extensions that the run uses; every checkpoint records them.
-            kind: ROUND or WARM. With WARM, all round numbers count warm steps instead.
+            kind: ROUND or WARM. With WARM, all arguments named `round_index` count warm steps instead of rounds.
         """
         self.cls, self.folder, self.owner, self.extensions, self.kind = cls, folder, owner, extensions, kind
-        self._saved: list[int] = []  # rounds that are known to belong to this owner without reading their files
+        self._saved: list[int] = []  # rounds whose files are known to belong to this owner, so they need not be read
 
     def save(self, round_index: int, state: T) -> str:
-        """Write a checkpoint durably, remove all but the last two of this owner, and return its digest."""
+        """Write a checkpoint durably and return its digest. Keep only the last two checkpoints of this owner."""
         content = write_checkpoint(round_index, self.owner, self.extensions, state)
         path = self._path(round_index)
         try:
@@ -207,7 +209,7 @@ class Store(Generic[T]):
         except OSError as error:
             raise CheckpointError(
                 f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "
-                "Fix the cause and start the same command again: it resumes from there.",
+                "Fix the cause and start the same command again: it resumes from the last intact checkpoint.",
                 f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
                 "intact. When the cause is fixed, start the same commands again.",
             ) from error
@@ -221,7 +223,7 @@ class Store(Generic[T]):
     def digests(self, log: logging.Logger | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
 
-        Round 0 counts as a checkpoint until there are two later ones, because the settings determine it.
+        Round 0 counts as a checkpoint until there are two later ones, because the settings determine its state.
 
         Args:
             log: receives a warning about each damaged checkpoint; None: no warnings.
@@ -232,10 +234,10 @@ class Store(Generic[T]):
         return found
 
     def open(self, every: int, log: logging.Logger) -> dict[int, str]:
-        """Return `digests` of a run that resumes, with a warning about each damaged checkpoint.
+        """Return `digests` for a run that resumes, and log a warning about each damaged checkpoint.
 
-        Refuse a run that has no intact checkpoint: it must not start over unless the user requests it. The exception is
-        a run that has written at most one checkpoint, because it can start again from round 0.
+        Refuse a run whose checkpoints are all damaged, because only the user may decide to start over. A run that has
+        written at most one checkpoint is not refused, because it can start again from round 0.
 
         Args:
             every: the number of rounds between two checkpoints.
@@ -318,7 +320,7 @@ class Store(Generic[T]):
 
 
 class Saver(Generic[T]):
-    """Writes one checkpoint at a time in the background; `wait_until_durable` waits until it is durable."""
+    """Writes checkpoints in the background, one at a time. `wait_until_durable` waits for the last one."""
 
     def __init__(self, store: Store[T]) -> None:
         self.store = store
@@ -326,7 +328,7 @@ class Saver(Generic[T]):
         self._writing: PendingResult[str] | None = None
 
     def save(self, round_index: int, state: T, store: Store[T] | None = None) -> None:
-        """Start to write a state, which must not change afterwards. `store` can be a store of another kind."""
+        """Start to write a state, which must not change afterwards. `store` replaces the store of this saver."""
         self.wait_until_durable()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 
@@ -345,7 +347,8 @@ def refuse_unknown_checkpoints(folder: Path, state_file: str) -> None:
     """Refuse to start a run in a folder that has checkpoints, but no state file that identifies their run.
 
     Args:
-        folder: the folder of the checkpoints. state_file: the name of the missing file.
+        folder: the folder of the checkpoints.
+        state_file: the name of the missing file.
     """
     names = ", ".join(sorted(path.name for path in folder.glob(f"*{SUFFIX}")))
     if names:

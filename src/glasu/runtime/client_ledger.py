@@ -1,4 +1,4 @@
-"""Attach ledger files and policies to clients. Settings that a policy or a target forbids are refused first."""
+"""Attach ledger files and policies to clients. Refuse settings that a policy or `privacy.target_epsilon` forbids."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatc
         script: the script.
         perform: carries out Send, Receive, Broadcast, Scatter, Save or an event, and returns its result.
         watch: adds up the script's computing time.
-        name: the name under which the time is added up; `Timed` changes it.
+        name: the name under which the time is added up; a `Timed` request has its own name.
     """
     actions = to_actions(script, watch, name)
     action = advance(actions)
@@ -85,7 +85,7 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
     answer. So both roles combine the same exchanges, and messages arrive in the expected order.
     """
     action, riding = advance(main), advance(rider)
-    joined = False  # the rider has joined the current exchange
+    joined = False  # whether the rider has joined the current exchange
     at_server = isinstance(riding, Receive)
     while not isinstance(action, Finished):
         if isinstance(action, Send) and not joined:

@@ -57,7 +57,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.config = config
 
     def make_config(self) -> RunConfig:
-        """Return the settings with which `fit` trains: those of `config`, and the other parameters that are set."""
+        """Return the settings with which `fit` trains: `config` with the values of all parameters that are set."""
         own = {key: value for key, value in self.get_params(deep=False).items() if value is not None}
         model = {key: own[key] for key in own if key in ModelConfig.__dataclass_fields__}
         train = {key: own[key] for key in own if key in TrainConfig.__dataclass_fields__}
@@ -120,7 +120,7 @@ class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """
 
     def make_config(self) -> RunConfig:
-        """Return the settings with which `fit` trains: those of `config`, and the other parameters that are set."""
+        """Return the settings with which `fit` trains: `config` with the values of all parameters that are set."""
         return super().make_config().replace(train={"task": "regression"})
 
     def score(self, parties: Sequence[PartyData], y: None = None, nodes: NodeSet | None = None) -> float:

@@ -35,15 +35,15 @@ def count_cores() -> int:
 def open_client_map(workers: int = 1) -> Iterator[Map]:
     """Yield a `map` that runs clients in parallel, each on one torch thread.
 
-    The bits of some products depend on the number of threads. With one thread per client, results do not depend on the
-    number of workers, because clients share nothing.
+    The bits of some matrix products depend on the number of torch threads. With one torch thread per client, results do
+    not depend on the number of workers, because clients share no state.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         if workers == 1:
             yield map
-        else:  # torch's number of threads is set for each thread
+        else:  # torch stores its number of threads per Python thread, so every worker sets it
             with Workers(workers, "glasu-client", lambda: torch.set_num_threads(1)) as pool:
                 yield pool.map
     finally:
@@ -128,11 +128,11 @@ def run_together(
         clients: the clients, in client order.
         traffic: counts messages.
         each: `map`, or a function like it that runs clients in parallel.
-        before_sending: called before messages from clients are delivered; it waits for checkpoints.
-        carry: maps every message to the one that is delivered; None: no change.
+        before_sending: called before messages from clients are delivered; it waits until checkpoints are durable.
+        carry: maps every message to the message that is delivered; None: no change.
         deliver: replaces a message from the server to one client, to simulate a server that sends different messages to
             different clients.
-        record: called with every message that is delivered; once for a message to all clients.
+        record: called with every delivered message; it is called once for a message to all clients.
     """
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # messages from each client
     outboxes: list[deque[Message]] = [deque() for _ in clients]  # messages to each client
@@ -193,7 +193,7 @@ def run_alone(clients: Sequence[ScriptRun], each: Map = map) -> None:
 def run_until_blocked(
     clients: Sequence[ScriptRun], inboxes: Sequence[deque[Message]], each: Map
 ) -> Iterator[list[list[Message]]]:
-    """Run clients until all of them wait for messages or have finished; yield what each one sends before a pause."""
+    """Run clients until all of them wait or have finished; yield the messages that each client sends before a pause."""
     while True:
         yield list(each(ScriptRun.run, clients, inboxes))
         if all(client.is_blocked for client in clients):

@@ -1,8 +1,8 @@
 """ledger.jsonl: the ledger of a party as a file. It is append-only and verified when it is opened. Torch is not loaded.
 
-A line is written and synced before the messages of its release are sent. A crash can leave an incomplete last line. Its
-release was not sent, because the sync had not returned. If only the newline is missing, `open_ledger` adds it. It
-moves any other fragment into a record (`Repair`), so nothing that was written is lost.
+A line is written and synced before the messages of its release are sent. A crash can leave an incomplete last line. The
+release of this line was not sent, because the sync had not returned. If only the newline is missing, `open_ledger` adds
+it. Otherwise `open_ledger` moves the line into a `Repair` record, so nothing that was written is lost.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class LedgerFile:
 
         Args:
             path: the path of the file, which need not exist.
-            durable: whether `sync` waits for the disk. Otherwise the system writes later; `close` waits for it.
+            durable: whether `sync` waits for the disk. If not, only `close` waits for the disk.
         """
         self.path, self._durable = path, durable
         self._pending: list[bytes] = []
         self._handle: int | None = None
 
     def append(self, line: bytes) -> None:
-        """Take a line."""
+        """Add a line, which the next `sync` writes."""
         self._pending.append(line)
 
     def sync(self) -> None:
@@ -128,7 +128,7 @@ def read_ledger_file(path: Path) -> Iterator[StoredRecord | Fragment]:
                     return
                 record, chain = read_line(line, chain, f"{path}, line {number}")
                 if (number == 1) is not isinstance(record, Opening):
-                    raise LedgerError(f"{path}, line {number}: a ledger has one opening, and begins with it.")
+                    raise LedgerError(f"{path}, line {number}: a ledger must have one opening, as its first record.")
                 yield StoredRecord(number, record, chain.hex())
                 position += len(line)
     except OSError as error:
@@ -143,7 +143,7 @@ def open_ledger(
     policy: str = "",
     durable: bool = True,
 ) -> Ledger:
-    """Return the ledger in a file, with the totals of its run and all its entries counted by the rules.
+    """Open the ledger in a file, restore the totals of its last run, and pass all its entries to the rules.
 
     Nothing is written before the ledger is synced, except that an incomplete last line is repaired.
 
@@ -151,7 +151,7 @@ def open_ledger(
         path: the path of the file; a new ledger begins if it does not exist.
         party: the owner; the ledger of another party is refused.
         rules: the rules that check every release.
-        policy: the SHA-256 of the policy file among the rules.
+        policy: the SHA-256 of the party's policy file; empty if there is none.
         durable: whether a sync waits for the disk.
     """
     sink = LedgerFile(path, durable=durable)
@@ -174,7 +174,7 @@ def open_ledger(
 
 
 def _repair(path: Path, fragment: Fragment, ledger: Ledger) -> None:
-    """Complete the last line, or move it into a record."""
+    """Complete the last line, or move it into a `Repair` record."""
     line = fragment.content + b"\n"
     try:
         record, chain = read_line(line, ledger.chain, f"{path}, line {ledger.length + 1}")
@@ -198,7 +198,7 @@ def close_ledger(ledger: Ledger) -> None:
 
 @contextmanager
 def keep_run(ledgers: Mapping[str, Ledger]) -> Iterator[None]:
-    """Exchange the heads of all ledgers of one process before and after a run, record its end, and close the files.
+    """Exchange the heads of all ledgers of one process before and after a run, record the end, and close the files.
 
     If the block fails, the files are closed, and the run counts as unfinished.
     """
@@ -214,7 +214,7 @@ def keep_run(ledgers: Mapping[str, Ledger]) -> Iterator[None]:
 
 
 def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
-    """Record in each ledger of one process the heads of all others; the ledgers are synced first."""
+    """Sync the ledgers of one process, and record in each ledger the heads of all other ledgers."""
     for ledger in ledgers.values():
         ledger.sync()
     heads = {name: ledger.head for name, ledger in ledgers.items()}
@@ -225,7 +225,7 @@ def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
 def list_ledger_files(folder: Path) -> Mapping[str, Path]:
     """Return {party name: ledger file} of a run's folder, sorted by name.
 
-    In the folder of a party, the name of its own ledger is empty.
+    In the folder of a party, the ledger of this party has an empty name.
     """
     found = {path.stem: path for path in sorted((folder / LEDGERS).glob("*.jsonl"))}
     if (folder / LEDGER).is_file():

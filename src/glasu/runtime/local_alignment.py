@@ -49,9 +49,9 @@ class LocalAlignment:
 
 
 def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = None) -> LocalAlignment:
-    """Align the folders of parties and write alignment.parquet to each, when all are aligned.
+    """Align the folders of parties, then write alignment.parquet to each folder.
 
-    Every release is recorded in ledger.jsonl of its folder.
+    Every release of a party is recorded in ledger.jsonl in the party's folder.
     """
     options = options or AlignmentOptions()
     tables = [read_normalized_ids(folder) for folder in folders]

@@ -1,4 +1,4 @@
-"""Refuse settings that need more memory than is available, before it is allocated. Torch is not loaded here."""
+"""Refuse settings that need more memory than is available, before memory is allocated. Torch is not loaded here."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from glasu.wire.encodings import find_compute_dtype
 from glasu.wire.message_key import Phase
 
 BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-NUMBER_BYTES = 8  # node numbers and positions of edges are int64, factors of edges float64
+NUMBER_BYTES = 8  # node numbers and edge positions are int64, edge factors are float64
 DRAW_OVERHEAD = 600  # bytes of a draw besides its numbers: five array objects and a tuple
 
 
 def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
-    """Refuse settings whose models, one message, or samples need more than `limit` bytes.
+    """Refuse settings if the models, a message or the samples need more than `limit` bytes.
 
-    The estimates of the models and of a message are lower bounds. The models have weights with their gradients,
-    optimizer state and selected copy, and two matrices of hidden representations of all nodes. Constant columns are
-    included, although the preparation of features drops them. For the samples see `estimate_samples`.
+    The estimates for the models and for a message are lower bounds. The models need memory for the weights, their
+    gradients, the optimizer state, a copy of the selected weights, and two matrices of hidden representations of all
+    nodes. Constant feature columns are counted, although the preparation of features drops them. For the samples see
+    `estimate_samples`.
 
     Args:
         config: the settings.
         parties: the parties that train in this process.
         limit: the allowed number of bytes.
-        advice: the end of the error message, which follows "needs at least 3 GiB, and "; {limit} stands for the limit.
+        advice: the end of the error message, after "needs at least 3 GiB, and "; {limit} is replaced by the limit.
     """
     resolved, _ = resolve(config, parties[0].num_nodes)
     for candidate in list_candidates(resolved):
@@ -43,13 +44,13 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
 def check_prediction_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
     """Refuse a trained model whose weights and two matrices of hidden representations need more than `limit` bytes.
 
-    The arguments are those of `check_memory`; the settings are resolved.
+    The arguments are those of `check_memory`, but `config` must be resolved.
     """
     _refuse_needs([_estimate_model(config, parties, copies=1)], limit, advice)
 
 
 def _refuse_needs(needs: Iterable[tuple[int, str]], limit: int, advice: str) -> None:
-    """Refuse the first need of more than `limit` bytes."""
+    """Raise ConfigError for the first entry that needs more than `limit` bytes."""
     for needed, settings in needs:
         if needed > limit:
             allowed = advice.format(limit=_describe_size(limit))
@@ -57,7 +58,7 @@ def _refuse_needs(needs: Iterable[tuple[int, str]], limit: int, advice: str) -> 
 
 
 def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int) -> tuple[int, str]:
-    """Return a lower bound of the bytes of the models with `copies` copies of their weights, and the deciding keys."""
+    """Return a lower bound of the models' bytes with `copies` copies of the weights, and the keys that decide it."""
     model, size = config.model, find_compute_dtype(config).itemsize
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
@@ -67,7 +68,7 @@ def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int
 
 
 def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of the models, of a message and of the samples, each with the keys that decide this size."""
+    """Yield the bytes of the models, of a message and of the samples, with a text that names the deciding keys."""
     train = config.train
     # Weights, gradients, the selected copy, and the optimizer's state.
     yield _estimate_model(config, parties, copies=3 + find_optimizer(config).num_moments)
@@ -82,10 +83,10 @@ def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Ite
 
 
 def estimate_samples(config: RunConfig, party: PartyData) -> int:
-    """Return the bytes of the samples that a party keeps at a time: those of a window of rounds and of the next window.
+    """Return the bytes of the samples that a party stores at a time, which are those of two consecutive windows.
 
-    A round has a draw for each layer l, whose size the sampler estimates, and 8 |S[l]| bytes more if S[l] is agreed on.
-    The other parties are assumed to draw as many nodes as this one.
+    In each round there is one draw per layer l, and the sampler estimates its size. If the parties agree on S[l], the
+    draw needs 8 |S[l]| bytes more. The estimate assumes that each other party draws as many nodes as this party.
 
     Args:
         config: the settings, resolved.
@@ -103,7 +104,7 @@ def estimate_samples(config: RunConfig, party: PartyData) -> int:
             found = min(party.num_nodes, size + config.data.num_clients * (found - size))
             needed += NUMBER_BYTES * found
         size = found
-    if needed:  # otherwise all rounds have the same sample
+    if needed:  # if 0, all rounds share one sample
         needed += NUMBER_BYTES * batch
     return _count_kept_rounds(config) * needed
 

@@ -1,4 +1,4 @@
-"""Extract what a role can read from its messages: index sets, gradients and representations with their nodes."""
+"""Extract what a role can read from its messages: index sets, and gradients and representations with their nodes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Observation:
     def list_draws(self, target: int) -> list[Draws]:
         """Return what the role knows about the neighbours that a client drew, by layer.
 
-        A party sees the unions only. A union minus the party's own proposal contains nodes that the other parties drew.
+        The server sees each client's proposal. A party sees only the union of all proposals. The nodes of the union
+        that are not in the party's own proposal were drawn by other parties.
         """
         found = []
         for layer in sorted({layer for _, layer in self.agreed if layer < self.num_layers}):
@@ -76,7 +77,7 @@ class Observation:
         return found
 
     def list_proposals(self) -> list[list[NodeIds]]:
-        """Return the sets of all clients, one list per round, at the highest layer below S[L] that is agreed on."""
+        """Return all clients' proposals for S[l], one list per round, at the highest l < L whose S[l] is agreed on."""
         layers = {layer for _, layer in self.agreed if layer < self.num_layers}
         if not layers or len(self.proposed) < self.num_clients:
             return []
@@ -89,13 +90,13 @@ class Observation:
         return {index: nodes for (index, layer), nodes in self.agreed.items() if layer == self.num_layers}
 
     def list_gradients(self, owner: int) -> list[NodeRows]:
-        """Return the gradients of the label owner at H[L], or multiples of them, by round."""
+        """Return the label owner's gradients at H[L], or multiples of these gradients, by round."""
         if self.is_server:
             found = [each for each in self.view.matrices(Gradient, Phase.BACKWARD) if each.sender == owner]
         else:
             found = self.view.matrices(JointGradient, Phase.BACKWARD)
         highest: dict[int, RecordedTensor] = {}
-        for each in found:  # with exact gradients, lower layers have gradients as well
+        for each in found:  # with exact gradients, lower layers have such messages as well
             before = highest.get(each.key.round)
             if before is None or each.key.layer > before.key.layer:
                 highest[each.key.round] = each
@@ -111,8 +112,8 @@ class Observation:
     def find_batch(self, round_index: int) -> NodeIds | None:
         """Return S[L] of a round: as the label owner sent it, or drawn from the public seed; None if unknown.
 
-        All roles can draw it if they know the training nodes. The label owner may have sent these once, or the splits
-        are known.
+        A role that knows the training nodes can draw S[L] itself. The role knows them if the label owner sent them once
+        or if the splits are public.
         """
         if owner_sends_batches(self.config):
             return self.agreed.get((round_index, self.num_layers))
@@ -133,9 +134,9 @@ class Observation:
     def list_evaluations(self, target: int, *, aggregates: bool = False) -> list[NodeRows]:
         """Return what the role knows about a client's representations in exact evaluations on validation nodes.
 
-        The rows are those of the lowest layer that aggregates: all nodes, or with one aggregation the validation
-        nodes. The server reads the client's own part, or the aggregate of all clients; a party reads the mean of all
-        others.
+        The rows belong to the lowest layer that aggregates. There is a row for every node, or only for the validation
+        nodes if a single layer aggregates. The server reads the client's own part, or with `aggregates` the aggregate
+        of all clients. A party reads the mean of the parts of all other parties.
         """
         found = self.view.matrices(Joint, Phase.EVALUATION)
         if not aggregates:
@@ -151,7 +152,7 @@ class Observation:
         return result
 
     def average_rounds(self, target: int) -> Values:
-        """Return the mean representation of each node that the role saw in the training rounds; 0 if it saw none."""
+        """Return for each node the mean of its representations that the role saw in training rounds, or else zeros."""
         lowest, total, seen = self.num_layers, np.zeros((self.num_nodes, 0)), np.ones(self.num_nodes)
         for each in self._list_parts(target, Phase.TRAINING):
             nodes = self.agreed.get((each.key.round, each.key.layer + 1))
@@ -177,6 +178,6 @@ class Observation:
         own = {(each.key.round, each.key.layer): each.rows for each in partials}
         for each in self.view.matrices(Joint, phase):
             part = own.get((each.key.round, each.key.layer))
-            if part is not None and part.shape == each.rows.shape:  # not after `concat`
+            if part is not None and part.shape == each.rows.shape:  # the shapes differ after `concat`
                 others = subtract_own(each.rows.astype(np.float64), part.astype(np.float64), self.num_clients)
                 yield RecordedTensor(target, each.key, others)

@@ -12,7 +12,7 @@ from glasu.errors import ConfigError
 from glasu.records import RecordError, Sections, parse_json, read_record
 from glasu.report import PartySummary
 
-Writer = Literal["train", "server", "party", "provision", "other"]  # other: owns none of the contents listed here
+Writer = Literal["train", "server", "party", "provision", "other"]  # other: a command that continues no results
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT, MODEL = "report.json", "model/model.toml"
 PARTY, KIT, PRIVATE_KEY = "party.toml", "kit.toml", "key.pem"
@@ -51,7 +51,7 @@ def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = Non
 
     Args:
         out: the folder, which need not exist.
-        writer: the role that would write to it.
+        writer: the kind of command that would write to the folder.
         party: the name of the party, if it is known.
     """
     for owner, words in _find_contents(out):
@@ -65,7 +65,7 @@ def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = Non
 
 
 def refuse_file_among_others(path: Path, run_dir: Path) -> None:
-    """Refuse an --out file if its folder does not exist, or holds anything except the results that a command reads.
+    """Refuse an --out file if its folder does not exist, or contains results that the command does not read.
 
     Args:
         path: the file, which need not exist.
@@ -81,7 +81,7 @@ def refuse_file_among_others(path: Path, run_dir: Path) -> None:
 
 
 def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
-    """Return the finished run with these settings that a folder holds; None if it holds none.
+    """Return the finished run with these settings in a folder; None if the folder contains no finished run.
 
     Raises:
         ConfigError: the folder holds a finished run with other settings, which must not be replaced.
@@ -123,9 +123,9 @@ def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
 def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[object, object]]:
     """Compare the settings of a finished run with the requested ones.
 
-    A report holds the settings that the run used. They are compared with the requested ones, resolved for the same
-    number of nodes. For a setting that the method or the data replaced, the requested values are compared. If the
-    preset leaves several candidates, the run may have used any of them.
+    A report contains the resolved settings of its run. So the requested settings are first resolved for the same number
+    of nodes. If the method or the data replaced a setting, the two requested values are compared instead. If the preset
+    has several candidates, the run may have used any of them.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
 
@@ -150,7 +150,7 @@ def _flatten(sections: Sections) -> dict[str, Any]:
 
 
 def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
-    """List the results in a folder: for each result a description, and the role that may continue there."""
+    """List the results in a folder: for each result, the writer that may continue it and a description."""
     found: list[tuple[Writer | None, str]] = []
     if (out / PARTY).is_file():
         found.append((None, f"a party's data ({PARTY})"))
@@ -178,7 +178,7 @@ def _describe_results(party: str | None) -> str:
 
 
 def _find_party(out: Path) -> str | None:
-    """Return the party whose part of a run is in a folder, if a file names it."""
+    """Return the name of the party whose results are in a folder, or None if no file contains the name."""
     for name in (JOINING, REPORT):
         try:
             value = parse_json((out / name).read_bytes(), name)

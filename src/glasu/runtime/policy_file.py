@@ -28,7 +28,7 @@ class PolicyFile:
 
 
 def read_policy(path: Path) -> PolicyFile:
-    """Read a policy strictly; ConfigError lists all faults."""
+    """Read and check a policy file; raise one ConfigError that lists all faults."""
     try:
         content = path.read_bytes()
         policy = read_record(Policy, parse_toml(content, str(path)), str(path))
@@ -53,11 +53,11 @@ def find_policy(given: Path | None, *folders: Path) -> PolicyFile | None:
 
 
 def find_policies(given: Path | None, folders: Sequence[str | Path], names: Sequence[str]) -> dict[str, PolicyFile]:
-    """Return the policies of all parties in one process: the given policy for all, or those in their folders.
+    """Return the policies of all parties in one process: the given policy for all, or the policy in each folder.
 
     Args:
         given: the file of --policy.
-        folders: the folders of the parties, if they have folders.
+        folders: the folders of the parties; empty if the parties have no folders.
         names: the names of the parties, in the same order.
     """
     if given is not None:

@@ -69,7 +69,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of a simulation. Only `secrets` change weights and messages."""
+    """Options of a simulation. Only `secrets`, `carry` and `deliver` can change weights and messages."""
 
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
@@ -78,13 +78,13 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder of the saved states, from which a run resumes; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message; it takes the role of a network
+    carry: Carry | None = None  # applied to every message, to simulate a network
     deliver: Deliver | None = None  # replaces messages to single clients, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
     secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: a subfolder of `checkpoints`, or memory
     policies: Mapping[str, PolicyFile] = field(default_factory=dict)  # by party
-    trained: Sequence[Client] = ()  # parties that trained alone with these settings; they do not train again
+    trained: Sequence[Client] = ()  # clients that already trained alone with these settings and keep their weights
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ def train(
         observer: called with every round and evaluation, perhaps from another thread.
         workers: number of clients that compute at the same time; by default one per core. It does not change the
             result.
-        checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If it holds this run, training
-            resumes from there. None: save nothing.
+        checkpoints: folder to save the state in, every `train.checkpoint_every` rounds. If the folder contains
+            checkpoints of this run, training resumes from the last one. None: save nothing.
         secrets: 32 bytes for each party, by name. Initial weights, dropout masks, neighbour draws and rounding are
-            derived from them, as over a network. None: from `train.seed`.
-        clock: returns seconds. The default is the time of day without the time to compile kernels;
-            `time.process_time` counts CPU seconds.
+            derived from the secrets, as over a network. None: they are derived from `train.seed`.
+        clock: returns seconds. The default counts wall time, but stops while kernels compile; `time.process_time`
+            counts CPU seconds.
     """
     options = SimulationOptions(
         observer=observer,
@@ -167,7 +167,7 @@ def train(
 
 
 def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Return the parties as a list; refuse other values with a hint."""
+    """Return the parties as a list. Raise DataError with a hint for any other value."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
     problem = "is an empty" if isinstance(parties, (list, tuple)) and not parties else "must be a"
@@ -178,7 +178,7 @@ def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
 
 
 def check_config(config: RunConfig) -> RunConfig:
-    """Return the config; refuse other values, such as a dictionary, with a hint."""
+    """Return the config. Raise ConfigError with a hint for any other value, such as a dictionary."""
     if isinstance(config, RunConfig):
         return config
     raise ConfigError("config must be a glasu.RunConfig; glasu.RunConfig.from_dict builds one from a dictionary.")
@@ -216,7 +216,7 @@ def make_clients(
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
-    """Return the secrets by party, in client order; empty if none are given. Refuse wrong names and lengths."""
+    """Return the secrets by party, in client order; empty if no secrets are given. Refuse wrong names and lengths."""
     if secrets is None:
         return {}
     names = [party.name for party in parties]
@@ -232,7 +232,7 @@ def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyDa
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
-    """Build the server for these clients; it gets counts, but no data."""
+    """Build the server for these clients. The server gets counts, but no data."""
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
@@ -243,7 +243,7 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Derive the run id from digests of all inputs that determine the messages, so that a key has only one content."""
+    """Set the run id to a digest of all inputs that determine the messages, so that a message key has one content."""
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
@@ -271,14 +271,14 @@ def _open_checkpoints(
         clients: all clients.
         server: the server; None if there is none.
         telemetry: the telemetry of the run.
-        secrets: the commitments of the secrets, by party; empty if none are given.
+        secrets: the commitments of the secrets, by party; empty if no secrets are given.
     """
     config = clients[0].requested
     if options.checkpoints is None or not config.train.checkpoint_every:
         yield None
         return
     data = {client.name: client.party.data_digest() for client in clients}
-    # If parties train alone, the server has nothing to save: it receives their first message after the last round.
+    # If parties train alone, the server has nothing to save, because it receives no message before the last round.
     serves_rounds = server is not None and not trains_alone(config)
     checkpoints = SimulationCheckpoints(
         options.checkpoints, config, data, telemetry, server=serves_rounds, secrets=secrets
@@ -294,7 +294,7 @@ def _open_checkpoints(
 
 
 def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
-    """Keep the ledgers of all clients while the block runs: in their folder, or below the checkpoint folder."""
+    """Attach ledgers to all clients while the block runs. The files are in `ledgers`, or else below `checkpoints`."""
     folder = options.ledgers
     if folder is None and options.checkpoints is not None and clients[0].requested.train.checkpoint_every:
         folder = options.checkpoints / LEDGERS
@@ -355,7 +355,7 @@ def _run_scripts(
                 action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
         if reports:
             telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # reported for all parties
+            if reporter is not None and not alone and isinstance(action, RoundDone):  # the event stands for all parties
                 action = replace(action, party=None)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
             return

@@ -1,4 +1,4 @@
-"""Save the states of all roles of a simulation together, and find the state from which it resumes."""
+"""Save the states of all roles of a simulation together, and find the state from which a simulation resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SimulationState:
-    """All roles of a simulation after the same round; a client that stopped early keeps its last state."""
+    """The states of all roles after the same round. A client that stopped early has its last state here."""
 
     clients: Mapping[str, ClientState]
     server: ServerState | None
@@ -38,12 +38,12 @@ class SimulationState:
 class RunFile:
     """The content of run.json: the inputs that decide a run, and the cost of an interrupted process.
 
-    A run with other inputs cannot resume from its checkpoints.
+    A run with other inputs cannot resume from the checkpoints in this folder.
     """
 
     settings: Mapping[str, Any]
     data: Mapping[str, str]  # digests by party
-    secrets: Mapping[str, str] = field(default_factory=dict)  # commitments by party; empty if no secrets were given
+    secrets: Mapping[str, str] = field(default_factory=dict)  # commitments by party; empty if the run has no secrets
     round: int = 0  # round of the last checkpoint of the interrupted process
     cost: Cost | None = None
 
@@ -102,7 +102,7 @@ class SimulationCheckpoints:
         return self.store.folder
 
     def open(self, *, fresh: bool = False) -> SimulationState | None:
-        """Return the state to resume from, or None at the beginning; restore the telemetry.
+        """Return the state to resume from, or None if there is no checkpoint. Restore the telemetry.
 
         Args:
             fresh: remove earlier checkpoints and start over.
@@ -157,15 +157,20 @@ class SimulationCheckpoints:
             return None
         raise ConfigError(
             f"{self.folder}: holds an unfinished run with other settings, data or secrets: "
-            f"{list_differences(differences)}. Continue with those, choose another --out, or start over with --fresh, "
-            "which removes its checkpoints."
+            f"{list_differences(differences)}. Continue with the values of that run, choose another --out, or start "
+            "over with --fresh, which removes its checkpoints."
         )
 
     def _write_run(self) -> None:
         write_atomically(self.folder / RUN_FILE, json.dumps(to_plain(self._run), indent=1).encode())
 
     def save(self, name: str | None, state: ClientState | ServerState) -> None:
-        """Take the state of a role after a round; None is the server. The last role starts the writing."""
+        """Store the state of a role after a round, and start to write a checkpoint when all roles have saved.
+
+        Args:
+            name: the party; None is the server.
+            state: the state.
+        """
         with self._lock:
             self._latest[name] = state
             if state.progress.round == 0 and isinstance(state, ClientState) and state.progress.warm_steps:
@@ -207,9 +212,10 @@ class SimulationCheckpoints:
 
     @contextmanager
     def wait_at_exit(self) -> Iterator[None]:
-        """Settle after the run. If it fails, save its cost; if it diverged, remove the checkpoints.
+        """Wait for the last checkpoint after the block. If the block fails, save the cost of the run instead.
 
-        A run that diverged would diverge again. Without its checkpoints, a run with other settings can use the folder.
+        If the run diverged, remove its checkpoints instead, because a resumed run would diverge again. Then a run with
+        other settings can use the folder.
         """
         try:
             yield
@@ -221,7 +227,7 @@ class SimulationCheckpoints:
                     removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:
                         log.warning("a resumed run would fail again: removed %s. Change the settings.", removed)
-                else:  # save the cost, because repeated rounds of an interrupted process count too
+                else:  # the report of the resumed run includes the cost of rounds that it repeats
                     self._run = replace(self._run, round=self._saved, cost=self.telemetry.cost())
                     self._write_run()
             raise
@@ -230,7 +236,7 @@ class SimulationCheckpoints:
 
 @contextmanager
 def hold_checkpoint_folder(folder: Path) -> Iterator[Path]:
-    """Lock the folder of a run's checkpoints; remove it at the end if it has no checkpoint."""
+    """Lock the folder of a run's checkpoints. At the end, remove the folder if it contains no checkpoint."""
     with hold_folder(folder):
         try:
             yield folder

@@ -1,8 +1,9 @@
-"""An attack by a server that splits the view: it sends zeros instead of an aggregate to all parties but one.
+"""An attack by a server that splits the view: it sends zeros instead of an aggregate to all parties but its target.
 
-The next aggregate then depends on that party's data, apart from a constant that the others add. With masks, a server
-sees only sums, but could read the party's representation from this sum, unless the masks depend on the broadcasts that
-each party received. Without masks the server reads every message anyway; such a run only checks that the attack works.
+The next aggregate then depends on the target's data and on a constant that the other parties add. With masks, a server
+sees only sums, but it could read the target's representation from this sum. To prevent this, the masks depend on the
+broadcasts that each party received. Without masks, a server reads every message anyway, and an attack on such a run is
+only a test of the attack.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _EnoughError(TrainingError):
 def attack_by_splitting(
     parties: Sequence[PartyData], config: RunConfig, target: str, secrets: Mapping[str, bytes] | None = None
 ) -> list[AttackResult]:
-    """Run the first round with an honest server and with one that splits the view; compare the results.
+    """Run the first round with an honest server and with a server that splits the view. Compare the results.
 
     Args:
         parties: the data of all parties.
@@ -45,8 +46,8 @@ def attack_by_splitting(
         secrets: the secrets of the parties, by name; None: derived from the seed.
 
     Returns:
-        How much of the target's part the server learns from its message, from the sums of an honest round, and from
-        the sums of the split round. The true part is the one that the target sends without protection.
+        How much of the target's part the server learns from the target's message, from the sums of an honest round,
+        and from the sums of a round with a split view. The true part is what the target sends without protection.
     """
     names = [party.name for party in parties]
     layers = config.model.aggregation_layers
@@ -76,7 +77,7 @@ def _run_round(
     *,
     split: bool,
 ) -> tuple[Values | None, Values | None]:
-    """Run one round; return the target's message and the aggregate at a layer; None if the run failed before."""
+    """Run one round and return the target's message and the aggregate at a layer, or None if they were not sent."""
 
     hides_in_ciphertexts = isinstance(make_encodings(config)[REPRESENTATION], Ciphertexts)
 
@@ -84,7 +85,7 @@ def _run_round(
         lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer
         if split and lower and client != target:
             zeros = np.zeros_like(message.value)  # type: ignore[attr-defined]
-            if hides_in_ciphertexts:  # they decrypt to zeros, too, but a message states its shape
+            if hides_in_ciphertexts:  # zero coefficients decrypt to zeros, but the shape must stay
                 zeros[:, :SHAPE_WORDS] = message.value[:, :SHAPE_WORDS]  # type: ignore[attr-defined]
             return replace(message, value=zeros)  # type: ignore[call-arg]
         return message
@@ -99,7 +100,7 @@ def _run_round(
             simulate(parties, config, options)
         except _EnoughError:
             pass
-        except (ProtocolError, TrainingError):  # masks do not cancel, so sums are random numbers; ckks checks the sums
+        except (ProtocolError, TrainingError):  # with a split view, masks do not cancel, and ckks refuses the sums
             if not split:
                 raise
         transcript = RecordedRun(Path(folder))
@@ -112,7 +113,7 @@ def _run_round(
 
 
 def measure_squared_correlation(rows: Values, truth: Values) -> float:
-    """Return the squared correlation of two matrices, the mean over the columns of the truth that vary."""
+    """Return the squared correlation of matching columns, averaged over the columns that vary in `truth`."""
     first, second = (np.asarray(each, np.float64) - each.mean(axis=0, dtype=np.float64) for each in (rows, truth))
     product, lengths = (first * second).sum(axis=0), np.square(first).sum(axis=0) * np.square(second).sum(axis=0)
     varies = np.square(second).sum(axis=0) > 1e-12

@@ -1,7 +1,7 @@
 """Telemetry of a run: messages, bytes, evaluations, losses and seconds. It builds the reports of all roles.
 
-`TrafficCounter` counts encoded messages, in process and over the network alike. `Telemetry` adds evaluations and
-seconds, and builds the report. A resumed run restores the state of its checkpoint and adds to it. Torch is not loaded.
+`TrafficCounter` counts encoded messages, both in one process and over the network. `Telemetry` adds evaluations and
+seconds, and builds the report. A resumed run continues the counts of its checkpoint. Torch is not loaded.
 
 The logger `glasu.wire` writes one line per message and per exchange at level DEBUG, in the order of counting.
 """
@@ -52,7 +52,7 @@ from glasu.report import (
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import SERVER, TO_ONE, Key
 
-if TYPE_CHECKING:  # a server has no torch
+if TYPE_CHECKING:  # this import would load torch, which a server does not have
     from glasu.protocol.client import Client
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
@@ -66,7 +66,7 @@ class TrafficCounter:
 
     def __init__(self) -> None:
         self.restore(Traffic())
-        # A broadcast is counted once per client. Its size is computed once.
+        # The last message and its sizes. A broadcast is counted for every client, but measured only once.
         self._last: tuple[Message, list[tuple[str, int]]] | None = None
 
     def restore(self, traffic: Traffic) -> None:
@@ -105,11 +105,11 @@ class TrafficCounter:
         self.bytes_to_clients += self._count(message, "client", num_clients)
 
     def exchange(self, key: Key, *, rides: bool = False) -> None:
-        """Count the exchange that this answer completes.
+        """Count the exchange that an answer completes.
 
-        An exchange consists of the messages that a client sends before it waits, and their answers. The answers to
-        later chunks belong to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
-        main script. Neither is counted again.
+        An exchange consists of the messages that a client sends before it waits, and their answers. An answer to a
+        later chunk belongs to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
+        main script (`drive.interleave`). These answers are not counted.
 
         Args:
             key: the key of the answer.
@@ -153,7 +153,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Cost:
-    """Traffic and seconds. They are kept when the rounds that caused them are repeated."""
+    """Traffic and seconds. If rounds are repeated, their earlier traffic and seconds still count."""
 
     traffic: Traffic = field(default_factory=Traffic)
     seconds: Seconds = field(default_factory=Seconds)
@@ -205,7 +205,7 @@ class Telemetry:
         self._watches = [self.watch]
         self._before = Seconds()  # seconds of earlier processes
         self._parts = tuple(parts)
-        # Both clocks started with this process; `_start` has their readings at that time.
+        # The clocks may have started earlier, so `_start` stores their readings at this time.
         self._clocks = {"total": clock} if compiling is None else {"total": clock, "compiling": compiling}
         self._start = {name: read() for name, read in self._clocks.items()}
 
@@ -214,14 +214,14 @@ class Telemetry:
         self._watches.append(watch)
 
     def observe(self, event: Event) -> None:
-        """Record an evaluation. Parties that train alone may report from several threads."""
+        """Record what an event reports. Parties that train alone may report from several threads."""
         if isinstance(event, Evaluated):
             self.evaluations.append(Evaluation(event, self.traffic.total_bytes, self.traffic.exchanges, self.elapsed()))
         elif isinstance(event, CandidateStarted):
             log.info("%s", self.record_candidate(event))
         elif isinstance(event, CandidateDiverged):
             log.info("%s.", event)
-        elif isinstance(event, Collapsed) and f"{event}." not in self.warnings:  # every party with labels reports it
+        elif isinstance(event, Collapsed) and f"{event}." not in self.warnings:  # all parties with labels report this
             self.warnings.append(f"{event}.")
             log.warning("%s.", event)
         elif isinstance(event, Propagated):
@@ -230,7 +230,7 @@ class Telemetry:
             self.subsets[event.parties] = SubsetScores(event.parties, event.metrics)
 
     def record_candidate(self, event: CandidateStarted) -> str:
-        """Record the cost until a candidate started or was chosen; return the log line."""
+        """Record that a candidate started or was chosen, and return the log line with the cost so far."""
         traffic = self.traffic
         if event.chosen:
             self.race = RaceCost(traffic.total_bytes, traffic.exchanges)
@@ -340,7 +340,10 @@ class Telemetry:
     def _add_propagation(
         self, names: Sequence[str | None], test: SplitScores, validation: SplitScores
     ) -> tuple[SplitScores, SplitScores]:
-        """Add the scores of label propagation by party, and whether it or the model is better on validation."""
+        """Add each party's scores of label propagation, and whether propagation or the model has the better score.
+
+        The scores on the validation nodes are compared.
+        """
         found = [self.propagated.get(name or "") for name in names]
         test, validation = (
             replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))
@@ -464,7 +467,7 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     found = [event for event in selected if event is not None]
     if not found:  # at a server whose parties keep their scores
         return SplitScores({})
-    combined = found[0].per_client  # set if predictions are combined; every party has then selected its own round
+    combined = found[0].per_client  # set if predictions are combined; then every party has selected its own round
     own = combined
     if per_client:
         own = tuple(None if event is None else _find_own_score(event) for event in selected)
@@ -486,7 +489,7 @@ def _find_first_metric(event: Propagated | None, split: str) -> float | None:
 def _list_history(by_party: Sequence[Sequence[Evaluation]]) -> tuple[HistoryEntry, ...]:
     """Return one entry per evaluated round.
 
-    If parties train alone, an entry is their mean. A party that has stopped counts with its last values.
+    If parties train alone, an entry is the mean over the parties. A party that has stopped contributes its last values.
     """
     each = ([entry for entry in own if entry.event.split == "validation"] for own in by_party)
     validated = [own for own in each if own]  # a party without labels has no evaluation

@@ -66,7 +66,7 @@ class ClientEntry:
     name: str
     file: str
     preparation: Preparation  # preparation of the features
-    columns_sha256: str  # digest of the feature names; empty if they have none
+    columns_sha256: str  # digest of the feature names; empty if the features have no names
     weights_sha256: str
     alpha: float | None = None  # set by `smooth`, see `model/propagation.py`; None at a party without edges
 
@@ -107,7 +107,7 @@ class TrainedModel:
 
     @classmethod
     def of(cls, clients: Sequence[Client]) -> TrainedModel:
-        """Return the model that clients have selected, of all parties or of one."""
+        """Return the model that these clients have selected. They are the clients of all parties, or of one party."""
         return cls(
             config=clients[0].config,
             classes=next((client.party.classes for client in clients if client.has_labels), ()),
@@ -158,7 +158,7 @@ class TrainedModel:
     ) -> NDArray[Any]:
         """Return class probabilities, shape (n, classes), or predicted numbers, shape (n, 1), by exact joint inference.
 
-        After training with party dropout, some of the parties can predict without the others; see `among`.
+        After training with party dropout, some of the parties can predict without the others; see `restrict_parties`.
 
         Args:
             parties: the data of the parties, in the order of training; labels and splits are not read.
@@ -205,7 +205,7 @@ class TrainedModel:
         return scores
 
     def restrict_parties(self, names: Sequence[str]) -> TrainedModel:
-        """Return the model of some of the parties. They predict without the others; means are over these parties only.
+        """Return the model of some of the parties, which predict without the others. Means are over these parties only.
 
         Raises:
             AlignmentError: the model was trained without party dropout.
@@ -227,7 +227,7 @@ class TrainedModel:
         """Return the index of the party whose own model predicts, or None if the parties have one model."""
         if has_server(self.config) or len(self.names) == 1:
             if party is not None:
-                raise ConfigError(f"party={party!r}: the parties predict together; remove the party.")
+                raise ConfigError(f"party={party!r}: the parties predict together; remove this argument.")
             return None
         trained = self.names if self.config.train.label_owner is None else (self.config.train.label_owner,)
         if party not in trained:
@@ -272,7 +272,7 @@ class TrainedModel:
                     f"party {party.name!r}: its feature columns differ from those of the training in names or order."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
-            raise AlignmentError("the parties list different nodes, or the same in another order; align them first.")
+            raise AlignmentError("the parties have different nodes or another order of nodes; align the parties first.")
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder, readable by its owner only. An earlier model in the folder is replaced.
@@ -412,7 +412,7 @@ def _read_manifest(path: Path) -> ModelManifest:
 
 
 def _list_files(folder: Path) -> set[str]:
-    """Return the weight files that a manifest names; an empty set if it is missing or damaged."""
+    """Return the weight files that a manifest names; an empty set if the manifest is missing or damaged."""
     try:
         return {Path(client.file).name for client in _read_manifest(folder / MODEL_FILE).client}
     except (OSError, GlasuError):
@@ -421,23 +421,21 @@ def _list_files(folder: Path) -> set[str]:
 
 def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[str, Tensor]:
     """Read one client's weights and compare them with the manifest."""
-    file = folder / Path(client.file).name  # a manifest cannot name a file elsewhere
+    file = folder / Path(client.file).name  # ignore any folder in the manifest, so that no file outside is read
     try:
         weights: dict[str, Tensor] = load(file.read_bytes())
     except SafetensorError as error:
         raise DataError(f"{file}: is damaged: {error}; train again, or restore it.") from None
     if digest_weights(weights) != client.weights_sha256:
-        raise DataError(f"{file}: its weights differ from those that {MODEL_FILE} names; train again, or restore it.")
+        raise DataError(f"{file}: its weights do not match the digest in {MODEL_FILE}; train again, or restore it.")
     _refuse_larger_model(config, client, weights, folder / MODEL_FILE)
     return weights
 
 
 def _refuse_larger_model(config: RunConfig, client: ClientEntry, weights: dict[str, Tensor], manifest: Path) -> None:
-    """Refuse settings of a model with more weights than were saved, before memory for it is allocated."""
+    """Refuse settings that need more weights than were saved, before memory for the model is allocated."""
     model = config.model
-    if (
-        find_backbone(model) not in BACKBONES.values()
-    ):  # the number of weights of a registered backbone is unknown; see `scores`
+    if find_backbone(model) not in BACKBONES.values():  # the number of weights of an extension's backbone is unknown
         return
     least = model.hidden * (client.preparation.width + (model.num_layers - 1) * model.hidden)
     found = sum(tensor.numel() for tensor in weights.values())
@@ -457,7 +455,7 @@ def _find_positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
         return np.empty(0, np.int64)
     if nodes.dtype == bool:
         if nodes.shape != (num_nodes,):
-            raise DataError(f"a mask of shape {nodes.shape} for {num_nodes} nodes; it needs one value per node.")
+            raise DataError(f"the mask has shape {nodes.shape}, but needs one value for each of the {num_nodes} nodes.")
         return np.flatnonzero(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
         raise DataError("nodes must be a list of positions (integers), or a mask (true and false).")

@@ -1,14 +1,15 @@
-"""A transcript: every message of a run as bytes, for attacks on the messages of a role. Recording is off by default.
+"""Record every message of a run as bytes, so that attacks can read what a role sees. Recording is off by default.
 
 transcript/manifest.json   schema, run, parties, settings, number of nodes, format of the messages
 transcript/messages.bin    records: receiver (u16), length (u64), then the message as `message_bytes` encodes it
 
 Masks and encryption hide tensors in messages, but a client knows its own tensors and decodes the answers. So the file
-also contains these in the clear, as messages whose receiver is TO_ONE plus the client. Only the view of this client has
-them.
+also contains these tensors in the clear, as messages whose receiver is TO_ONE plus the client. They belong only to the
+view of this client.
 
 The file contains all messages from the clients, so it is as confidential as the data of the run: its mode is 0600. It
-contains no secret and no key. A resumed run appends, so messages of repeated rounds occur twice, as on the wire.
+contains no secret and no cryptographic key. A resumed run appends, so messages of repeated rounds occur twice, as on
+the wire.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import ALL_CLIENTS, RUN_BYTES, SERVER, TO_ONE, Key, Phase
 from glasu.wire.tensor_kinds import TensorKind
 
-TRANSCRIPT = "transcript"  # the folder in the output folder of a run
+TRANSCRIPT = "transcript"  # a folder in the output folder of a run
 MANIFEST_FILE, MESSAGE_FILE = "manifest.json", "messages.bin"
 RECORD = struct.Struct("<HQ")
 TENSOR_MESSAGES = {
@@ -55,8 +56,8 @@ class TranscriptManifest:
     run: str  # hexadecimal
     parties: tuple[str, ...]
     num_nodes: int
-    config: Sections  # the keys that were set; a preset decides the others
-    # At the end of the run: all keys, and the round number in keys at which the winner of the race begins.
+    config: Sections  # the settings that were given; a preset decides the other settings
+    # Known at the end of the run: all settings, and the round number in message keys at which the race's winner begins.
     final_config: Sections | None = None
     first_round: int = 0
 
@@ -75,7 +76,7 @@ class TranscriptWriter:
     def __init__(
         self, folder: Path, config: RunConfig, parties: Sequence[str], run: bytes, num_nodes: int, *, fresh: bool
     ) -> None:
-        """Create the files, or continue those of the same run after its last complete record.
+        """Create the files, or append to files of the same run after the last complete record.
 
         Args:
             folder: the folder of the transcript.
@@ -114,7 +115,7 @@ class TranscriptWriter:
 
         Args:
             config: the settings, of the winner if there was a race.
-            first_round: the round number in keys at which the winner begins; 0 without a race.
+            first_round: the round number in message keys at which the winner begins; 0 without a race.
         """
         self._manifest = replace(self._manifest, final_config=config.to_dict(), first_round=first_round)
         self._write_manifest()
@@ -257,8 +258,8 @@ class RecordedRun:
     def view(self, role: str) -> RoleView:
         """Return the messages that the server or one party sees.
 
-        If tensors are hidden, the view of a party has them in the clear, as the party knows them. After a race the
-        view has the messages of the winner only, and its rounds begin with 0.
+        If tensors are hidden, the view of a party has those tensors in the clear that the party knows. After a race,
+        the view has only the messages of the winner, and their round numbers begin with 0.
 
         Args:
             role: "server", or the name of a party.
@@ -323,7 +324,7 @@ class RoleView:
         found = []
         for (sender, *_), chunks in parts.items():
             chunks.sort(key=lambda chunk: chunk[0].chunk)
-            # The last chunk may be empty, and an empty chunk of ciphertexts does not show its columns.
+            # The last chunk may be empty, and an empty chunk of ciphertexts does not show the number of columns.
             filled = [rows for _, rows in chunks if len(rows)] or [chunks[0][1]]
             found.append(RecordedTensor(sender, chunks[0][0], np.concatenate(filled)))
         return found
