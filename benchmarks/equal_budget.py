@@ -2,14 +2,12 @@
 
     python benchmarks/equal_budget.py --datasets cora,citeseer --seeds 10 --search search.csv --runs runs.csv
 
-Every method tries the same grid of settings (GRID) on seeds 100 and 101, and the setting with the best mean validation
+Every method tries eight settings (make_points) on seeds 100 and 101, and the setting with the best mean validation
 accuracy runs on seeds 0 to N-1. Test scores of the search are not stored. All runs use the paper's splits, gcnii with
-four layers, and raw features. GLASU takes four local steps per round, after a warm start ("glasu") or with party
-dropout ("glasu dropout"); `--joint` chooses between them. Runs that are already in the files are not repeated.
+four layers, and raw features. "glasu-1" has exact gradients and one step per round, "glasu-4" has local gradients and
+four steps per round; both use party dropout. Runs that are already in the files are not repeated.
 
-The table shows the paired difference, GLASU minus the alternative, in points, with its 90 % interval (pairs.py). The
-last column is the number of GLASU's runs in which the joint model was selected rather than the ensemble of the warm
-start. Without a warm start, the joint model is always selected.
+The table shows the paired difference, GLASU minus the alternative, in points, with its 90 % interval (pairs.py).
 """
 
 from __future__ import annotations
@@ -32,20 +30,25 @@ from tables import append_rows, markdown, place, positive, show
 
 DATASETS = ("cora", "citeseer", "pubmed", "dblp_authors")
 SEARCH_SEEDS = (100, 101)
-GRID: dict[str, tuple[Any, ...]] = {
-    "model.dropout": (0.5, 0.7),
-    "model.alpha": (0.1, 0.2),
-    "train.learning_rate": (0.002, 0.005),
+NUM_POINTS = 8
+COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001, "evaluate_every": 5}
+ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 200}
+JOINT = {
+    # The exact gradient is that of the sum of the three clients' losses, so the weight decay is three times as large.
+    "glasu-1": {**ONE_STEP, "method": "glasu", "backward": "joint", "party_dropout": 0.3, "weight_decay": 0.003},
+    "glasu-4": {**COMMON, "method": "glasu", "num_local_steps": 4, "num_rounds": 60, "party_dropout": 0.3},
 }
-POINTS = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
-COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001}
-ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 100, "evaluate_every": 5}
-FOUR_STEPS = {**COMMON, "num_local_steps": 4, "num_rounds": 60, "evaluate_every": 5, "method": "glasu"}
-JOINT = {"glasu": {**FOUR_STEPS, "warm_start": 100}, "glasu dropout": {**FOUR_STEPS, "party_dropout": 0.3}}
 ALONE = ("standalone", "ensemble", "smooth")  # methods that share one training run of the parties
 ALTERNATIVES = ("centralized", *ALONE)
-FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes", "selected")
+FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes")
 Row = dict[str, Any]
+
+
+def make_points(method: str) -> list[dict[str, float]]:
+    """Return the settings that a method tries. Methods with four steps per round try smaller steps."""
+    steps = (0.002, 0.005) if method == "glasu-4" else (0.005, 0.01)
+    keys = ("model.dropout", "model.alpha", "train.learning_rate")
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product((0.5, 0.7), (0.1, 0.2), steps)]
 
 
 def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
@@ -55,7 +58,7 @@ def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
         "model": {"backbone": "gcnii"},
         "train": {**JOINT.get(method, {**ONE_STEP, "method": method}), "seed": seed},
     }
-    for name, value in POINTS[point].items():
+    for name, value in make_points(method)[point].items():
         section, _, key = name.partition(".")
         sections[section][key] = value
     return RunConfig.from_dict(sections)
@@ -79,7 +82,6 @@ def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row
                 "validation": report.validation.accuracy,
                 "test": report.test.accuracy,
                 "megabytes": report.traffic.total_bytes / 1e6,
-                "selected": "" if report.warm_start is None else report.warm_start.selected,
             }
         )
     return rows
@@ -125,21 +127,19 @@ def compare(path: Path, dataset: str, points: Mapping[str, int], num_seeds: int)
     """Return the rows of the table for one data set."""
     scores: dict[str, dict[int, float]] = {method: {} for method in points}
     joint_method = next(method for method in points if method in JOINT)
-    joint, megabytes = [], []
+    megabytes = []
     for row in read_rows(path):
         method, seed = row["method"], int(row["seed"])
         if row["dataset"] == dataset and points.get(method) == int(row["point"]) and seed < num_seeds:
             scores[method][seed] = 100 * float(row["test"])
             if method == joint_method:
-                joint.append(row["selected"] != "ensemble")
                 megabytes.append(float(row["megabytes"]))
     lines, own = [], scores[joint_method]
     for method in ALTERNATIVES:
         differences = [own[seed] - scores[method][seed] for seed in sorted(own)]
         low, high, error = find_interval(differences)
         cells = [f"{fmean(own.values()):.1f}", f"{fmean(scores[method].values()):.1f}", f"{low:+.2f} to {high:+.2f}"]
-        share = f"{sum(joint)} of {len(joint)}"
-        lines.append([dataset, method, *cells, judge(low, error), f"{fmean(megabytes):.0f}", share])
+        lines.append([dataset, method, *cells, judge(low, error), f"{fmean(megabytes):.0f}"])
     return lines
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1 of the comparison")
-    parser.add_argument("--joint", choices=tuple(JOINT), default="glasu", help="method to compare with alternatives")
+    parser.add_argument("--joint", choices=tuple(JOINT), default="glasu-1", help="method to compare with alternatives")
     parser.add_argument("--search", type=place, default=Path("search.csv"), metavar="FILE", help="runs of the search")
     parser.add_argument("--runs", type=place, default=Path("runs.csv"), metavar="FILE", help="runs of the comparison")
     parser.add_argument("--out", type=place, metavar="FILE", help="also write the table here")
@@ -155,15 +155,15 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     lines, methods = [], (*ALTERNATIVES, args.joint)
     for dataset in args.datasets:
-        for point, seed in itertools.product(range(len(POINTS)), SEARCH_SEEDS):
+        for point, seed in itertools.product(range(NUM_POINTS), SEARCH_SEEDS):
             ensure(args.search, dataset, dict.fromkeys(methods, point), seed, keeps_test=False)
         points = choose_points(args.search, dataset, methods)
         for method, point in points.items():
-            logging.info("%s %s: %s", dataset, method, POINTS[point])
+            logging.info("%s %s: %s", dataset, method, make_points(method)[point])
         for seed in range(args.seeds):
             ensure(args.runs, dataset, points, seed, keeps_test=True)
         lines += compare(args.runs, dataset, points, args.seeds)
-    header = ["data set", "alternative", "glasu", "alternative", "difference", "", "MB of glasu", "joint selected"]
+    header = ["data set", "alternative", "glasu", "alternative", "difference", "", "MB of glasu"]
     show(markdown(header, lines), args.out)
 
 
