@@ -332,7 +332,7 @@ class PartyPerformer:
         with telemetry.watch.measure("communication"):
             message = self.session.receive(request)
         telemetry.traffic.count_to_clients(message)
-        telemetry.traffic.exchange(request.key, rides=request.rides)
+        telemetry.traffic.exchange(request)
         return message
 
 

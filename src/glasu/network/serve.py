@@ -213,17 +213,17 @@ class ServerPerformer:
                 for message in messages:
                     telemetry.traffic.count_to_server(message)
                 return messages
-            case Broadcast(message, rides):
+            case Broadcast(message):
                 purpose.wait_until_durable()  # a checkpoint must be durable before the next message is sent
                 telemetry.traffic.count_to_clients(message, self.session.num_present)
-                telemetry.traffic.exchange(message.key, rides=rides)
+                telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
-            case Scatter(messages, rides):
+            case Scatter(messages):
                 purpose.wait_until_durable()
                 for message in messages:
                     telemetry.traffic.count_to_clients(message)
-                telemetry.traffic.exchange(messages[0].key, rides=rides)
+                telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
             case Save(take_state):

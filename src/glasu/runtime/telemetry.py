@@ -19,12 +19,15 @@ from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import (
+    Broadcast,
     CandidateDiverged,
     CandidateStarted,
     Collapsed,
     Evaluated,
     Event,
     Propagated,
+    Receive,
+    Scatter,
     SubsetScored,
 )
 from glasu.protocol.server import Server
@@ -50,7 +53,7 @@ from glasu.report import (
     list_versions,
 )
 from glasu.timing import Clock, Stopwatch
-from glasu.wire.message_key import SERVER, TO_ONE, Key
+from glasu.wire.message_key import SERVER, TO_ONE
 
 if TYPE_CHECKING:  # this import would load torch, which a server does not have
     from glasu.protocol.client import Client
@@ -104,20 +107,16 @@ class TrafficCounter:
         """Count a message that `num_clients` clients receive."""
         self.bytes_to_clients += self._count(message, "client", num_clients)
 
-    def exchange(self, key: Key, *, rides: bool = False) -> None:
+    def exchange(self, answer: Receive | Broadcast | Scatter) -> None:
         """Count the exchange that an answer completes.
 
         An exchange consists of the messages that a client sends before it waits, and their answers. An answer to a
         later chunk belongs to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
         main script (`drive.interleave`). These answers are not counted.
-
-        Args:
-            key: the key of the answer.
-            rides: whether the answer is part of another script's exchange.
         """
-        if rides or key.chunk:
+        if answer.rides or answer.key.chunk:
             return
-        phase = key.phase.reported
+        phase = answer.key.phase.reported
         self.exchanges += 1
         self.exchanges_by_phase[phase] += 1
         wire_log.debug("exchange phase=%s", phase)
