@@ -148,6 +148,11 @@ class Evaluated(Event):
     per_client: tuple[float | None, ...] | None = None  # in a combined prediction: first metric of each party alone
     ensemble: bool = False  # whether this is the ensemble after a warm start: the mean of scores computed alone
 
+    @property
+    def is_of_selected_model(self) -> bool:
+        """Whether the evaluated model was the best so far. Only the selected model is tested."""
+        return self.improved or self.split == "test"
+
 
 @dataclass(frozen=True)
 class CandidateStarted(Event):

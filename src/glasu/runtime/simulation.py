@@ -236,8 +236,8 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
-        num_validation=len(knows.data.evaluation_examples("validation")),
-        num_test=len(knows.data.evaluation_examples("test")),
+        num_validation=len(knows.data.validation_examples()),
+        num_test=len(knows.data.test_examples()),
     )
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 

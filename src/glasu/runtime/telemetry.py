@@ -462,7 +462,7 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     selected: list[Evaluated | None] = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
-        selected.append(next((each for each in reversed(events) if split == "test" or each.improved), None))
+        selected.append(next((each for each in reversed(events) if each.is_of_selected_model), None))
     found = [event for event in selected if event is not None]
     if not found:  # at a server whose parties keep their scores
         return SplitScores({})
