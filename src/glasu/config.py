@@ -27,7 +27,7 @@ from glasu.config_sections import (
 )
 from glasu.errors import ConfigError
 from glasu.profiles import Profile
-from glasu.records import Checked, RecordError, describe, parse_toml
+from glasu.records import Checked, FlatSettings, RecordError, SettingValue, describe, parse_toml
 
 __all__ = ["DataConfig", "ModelConfig", "PrivacyConfig", "RunConfig", "TrainConfig", "WireConfig"]
 
@@ -62,7 +62,7 @@ class RunConfig:
         """Apply the settings of `privacy.profile`; refuse keys that contradict it, or have no effect with it."""
         profile: Profile = registry.load("profile", self.privacy.profile)
         named = f'privacy.profile="{self.privacy.profile}"'
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, dict[str, SettingValue]] = {}
         faults = []
         for section, key, value in profile.list_required(self.model.num_layers):
             part = getattr(self, section)
@@ -94,7 +94,7 @@ class RunConfig:
         """The seed of splits and edges."""
         return self.train.seed if self.data.seed is None else self.data.seed
 
-    def replace(self, **changes: Mapping[str, Any]) -> Self:
+    def replace(self, **changes: FlatSettings) -> Self:
         """Return a copy with changed keys: `config.replace(train={"seed": 1})`. These keys count as set by the user."""
         parts: dict[str, Any] = {name: _set_keys(getattr(self, name), keys) for name, keys in changes.items()}
         return dataclasses.replace(self, **parts)
@@ -217,7 +217,7 @@ class RunConfig:
         }
 
 
-def _set_keys(part: Part, keys: Mapping[str, Any]) -> Part:
+def _set_keys(part: Part, keys: FlatSettings) -> Part:
     """Return a section with changed keys, which count as given."""
     return type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
 

@@ -453,7 +453,7 @@ class Baseline(JsonRecord):
     validation: SplitScores | None = None
     bytes: int = 0
     exchanges: int = 0
-    settings: Mapping[str, Any] | None = None  # the keys in which the tried settings differ; None: only one was tried
+    settings: FlatSettings | None = None  # the keys in which the tried settings differ; None: only one was tried
     refused: str | None = None
 
     @classmethod

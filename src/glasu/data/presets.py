@@ -21,7 +21,7 @@ from glasu import registry
 from glasu.config import RunConfig, TrainConfig, list_open_keys
 from glasu.config_checks import find_release_layer
 from glasu.data.methods import keeps_scores
-from glasu.records import FlatSettings, Sections
+from glasu.records import FlatSettings, Sections, SettingValue
 
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
@@ -74,7 +74,7 @@ class Candidate:
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, dict[str, SettingValue]] = {}
         for section, key, value in _list_keys(self.structure):
             if key not in getattr(config, section).given:
                 changes.setdefault(section, {})[key] = value
