@@ -10,7 +10,7 @@ import json
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from glasu import registry
 from glasu.config_checks import check_sections
 from glasu.config_sections import (
     SAMPLING_ONLY,
+    ConfigSections,
     DataConfig,
     ModelConfig,
     PrivacyConfig,
@@ -45,14 +46,8 @@ class Override(typing.TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(ConfigSections):
     """All settings of a run. Settings and data together determine the result."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    wire: WireConfig = field(default_factory=WireConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
         self._apply_profile()
