@@ -88,7 +88,7 @@ def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
     """
     path = out / REPORT
     try:
-        run = _read_finished_run(path)
+        run = read_record(FinishedRun, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -107,10 +107,6 @@ def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
 def remove_finished_run(out: Path) -> None:
     """Remove the report of a finished run, because another run starts in its folder."""
     (out / REPORT).unlink(missing_ok=True)
-
-
-def _read_finished_run(path: Path) -> FinishedRun:
-    return read_record(FinishedRun, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
 
 
 def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:

@@ -469,15 +469,11 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     combined = found[0].per_client  # set if predictions are combined; then every party has selected its own round
     own = combined
     if per_client:
-        own = tuple(None if event is None else _find_own_score(event) for event in selected)
+        scores = [None if event is None else event.per_client or event.metrics.values() for event in selected]
+        own = tuple(None if each is None else next(iter(each)) for each in scores)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_average_metrics(found), round=chosen, per_client=own)
-
-
-def _find_own_score(event: Evaluated) -> float | None:
-    """Return the first metric of a party that was evaluated alone."""
-    return next(iter(event.per_client or event.metrics.values()))
 
 
 def _find_first_metric(event: Propagated | None, split: str) -> float | None:
