@@ -17,7 +17,7 @@ from glasu.errors import ConfigError
 from glasu.model.sampler import FullGraph
 from support.warm_process import run_program
 
-SEAM_MODULES = sorted({target.partition(":")[0] for target in registry.TABLES.values()})
+SEAM_MODULES = sorted({seam.table.partition(":")[0] for seam in registry.SEAMS.values()})
 FIELDS = {
     "aggregation": (ModelConfig, "model", "aggregation"),
     "backbone": (ModelConfig, "model", "backbone"),
@@ -204,8 +204,8 @@ def test_a_choice_of_another_class_is_refused_with_its_extension_and_the_base_cl
 def test_every_built_in_choice_is_of_the_base_class_of_its_seam():
     printed = run(
         "from glasu import registry\n"
-        "for seam in registry.BASES:\n"
-        "    for name in registry.import_attribute(registry.TABLES[seam], seam):\n"
+        "for seam in registry.EXTENSIBLE:\n"
+        "    for name in registry.import_attribute(registry.SEAMS[seam].table, seam):\n"
         "        registry.register(seam, f'another-{name}'[:40], registry.load(seam, name))\n"
         "        assert registry.load(seam, f'another-{name}'[:40]) is registry.load(seam, name)\n"
         "    print(seam)\n"

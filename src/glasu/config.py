@@ -10,7 +10,7 @@ import json
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from glasu import registry
 from glasu.config_checks import check_sections
 from glasu.config_sections import (
     SAMPLING_ONLY,
+    ConfigSections,
     DataConfig,
     ModelConfig,
     PrivacyConfig,
@@ -27,7 +28,7 @@ from glasu.config_sections import (
 )
 from glasu.errors import ConfigError
 from glasu.profiles import Profile
-from glasu.records import Checked, RecordError, describe, parse_toml
+from glasu.records import Checked, FlatSettings, RecordError, SettingValue, describe, parse_toml
 
 __all__ = ["DataConfig", "ModelConfig", "PrivacyConfig", "RunConfig", "TrainConfig", "WireConfig"]
 
@@ -45,14 +46,8 @@ class Override(typing.TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(ConfigSections):
     """All settings of a run. Settings and data together determine the result."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    wire: WireConfig = field(default_factory=WireConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
         self._apply_profile()
@@ -62,7 +57,7 @@ class RunConfig:
         """Apply the settings of `privacy.profile`; refuse keys that contradict it, or have no effect with it."""
         profile: Profile = registry.load("profile", self.privacy.profile)
         named = f'privacy.profile="{self.privacy.profile}"'
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, dict[str, SettingValue]] = {}
         faults = []
         for section, key, value in profile.list_required(self.model.num_layers):
             part = getattr(self, section)
@@ -94,7 +89,7 @@ class RunConfig:
         """The seed of splits and edges."""
         return self.train.seed if self.data.seed is None else self.data.seed
 
-    def replace(self, **changes: Mapping[str, Any]) -> Self:
+    def replace(self, **changes: FlatSettings) -> Self:
         """Return a copy with changed keys: `config.replace(train={"seed": 1})`. These keys count as set by the user."""
         parts: dict[str, Any] = {name: _set_keys(getattr(self, name), keys) for name, keys in changes.items()}
         return dataclasses.replace(self, **parts)
@@ -217,7 +212,7 @@ class RunConfig:
         }
 
 
-def _set_keys(part: Part, keys: Mapping[str, Any]) -> Part:
+def _set_keys(part: Part, keys: FlatSettings) -> Part:
     """Return a section with changed keys, which count as given."""
     return type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
 

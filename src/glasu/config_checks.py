@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from glasu import registry
-from glasu.config_sections import (
-    DataConfig,
-    ModelConfig,
-    PrivacyConfig,
-    TrainConfig,
-    WireConfig,
-    quote,
-    reads_whole_graph,
-)
+from glasu.config_sections import ConfigSections, ModelConfig, quote, reads_whole_graph
 from glasu.errors import ConfigError
 from glasu.profiles import Profile
 from glasu.records import describe
@@ -22,22 +14,7 @@ FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidd
 FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum: the sum of two reveals each to the other
 
 
-class Settings(Protocol):
-    """A RunConfig. This module cannot import that class, because RunConfig calls these checks."""
-
-    @property
-    def data(self) -> DataConfig: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
-    @property
-    def wire(self) -> WireConfig: ...
-    @property
-    def privacy(self) -> PrivacyConfig: ...
-
-
-def check_sections(config: Settings) -> None:
+def check_sections(config: ConfigSections) -> None:
     """Raise ConfigError if two settings of different sections do not fit together."""
     model, train, privacy = config.model, config.train, config.privacy
     silent = not model.aggregation_layers
@@ -93,7 +70,7 @@ def check_sections(config: Settings) -> None:
         )
 
 
-def _check_once(config: Settings, method: Any) -> None:
+def _check_once(config: ConfigSections, method: Any) -> None:
     """Refuse settings that a run with one release cannot use; list all of them. Other methods replace most of them."""
     model, train, named = config.model, config.train, _name(config, "train", "release")
     layers, last = model.aggregation_layers, model.num_layers - 1
@@ -128,7 +105,7 @@ def _check_once(config: Settings, method: Any) -> None:
         raise ConfigError(" ".join(faults))
 
 
-def _check_examples(config: Settings, method: Any) -> None:
+def _check_examples(config: ConfigSections, method: Any) -> None:
     """Refuse a task whose examples are not nodes, because every row must belong to one node."""
     if registry.load("task", config.train.task).examples_are_nodes:
         return
@@ -143,7 +120,7 @@ def _check_examples(config: Settings, method: Any) -> None:
     )
 
 
-def _check_noise(config: Settings, method: Any) -> None:
+def _check_noise(config: ConfigSections, method: Any) -> None:
     """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
     train, noise = config.train, _name(config, "privacy", "dp_noise_multiplier")
     if config.wire.feedback:
@@ -181,7 +158,7 @@ def _check_noise(config: Settings, method: Any) -> None:
         )
 
 
-def _check_feedback(config: Settings) -> None:
+def _check_feedback(config: ConfigSections) -> None:
     """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
     train, named = config.train, "wire.feedback=true"
     if not (train.sampler == "auto" or reads_whole_graph(train.sampler)) or train.batch_size not in ("auto", 0):
@@ -203,7 +180,7 @@ def _check_feedback(config: Settings) -> None:
         )
 
 
-def _check_hiding(config: Settings) -> None:
+def _check_hiding(config: ConfigSections) -> None:
     """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
     train, wire, hiding = config.train, config.wire, _name(config, "privacy", "secure_aggregation")
     num_clients = config.data.num_clients
@@ -255,7 +232,7 @@ def _check_hiding(config: Settings) -> None:
         )
 
 
-def _check_warm_start(config: Settings) -> None:
+def _check_warm_start(config: ConfigSections) -> None:
     """Refuse a warm start if a party cannot train alone, or has no common rounds to prepare."""
     named = f"train.warm_start={config.train.warm_start}"
     if not config.model.aggregation_layers:
@@ -273,7 +250,7 @@ def _check_warm_start(config: Settings) -> None:
         )
 
 
-def _name(config: Settings, section: str, key: str) -> str:
+def _name(config: ConfigSections, section: str, key: str) -> str:
     """Name a setting and its value in an error, and the profile that set it."""
     value = getattr(getattr(config, section), key)
     shown = f'"{value}"' if isinstance(value, str) else str(value)
@@ -281,13 +258,13 @@ def _name(config: Settings, section: str, key: str) -> str:
     return f"{section}.{key}={shown}" + (f' (set by privacy.profile="{profile}")' if profile else "")
 
 
-def _find_profile(config: Settings, section: str, key: str) -> str | None:
+def _find_profile(config: ConfigSections, section: str, key: str) -> str | None:
     """Return the name of the profile that set a key to its value; None if no profile did."""
     profile: Profile = registry.load("profile", config.privacy.profile)
     return config.privacy.profile if profile.sets(section, key, getattr(getattr(config, section), key)) else None
 
 
-def _agrees_on_lower_layers(config: Settings) -> bool:
+def _agrees_on_lower_layers(config: ConfigSections) -> bool:
     """Return whether the parties agree on sampled node sets of layers below the last one that aggregates."""
     train = config.train
     draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets

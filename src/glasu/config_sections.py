@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from glasu import registry
@@ -273,6 +273,17 @@ class PrivacyConfig(Checked):
             named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
             return f"has no effect with {named}: the server sees no sums; remove it."
         return f"has no effect without privacy.secure_aggregation = {quote(ways)}; remove this key, or set that one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigSections:
+    """The sections of a run. `RunConfig` checks that they fit together."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
 
 def reads_whole_graph(sampler: str) -> bool:

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from glasu.data.methods import has_server
 from glasu.html_table import render_table
-from glasu.model.task import Metric, Task, make_task
+from glasu.model.task import Task, make_task
 from glasu.report import RunReport, find_best_party
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
@@ -38,9 +38,10 @@ def list_headings(task: Task) -> tuple[str, ...]:
 
 def format_row(report: RunReport) -> tuple[str, ...]:
     """Format the results of a run in the order of `list_headings`, without the first column."""
-    metrics = make_task(report.config.train).metrics
+    metrics, scores = make_task(report.config.train).metrics, report.test.metrics
     return (
-        *(_format_score(report, metric) for metric in metrics),
+        # A server has no scores if the parties keep them.
+        *(metric.format(scores[metric.name]) if metric.name in scores else "-" for metric in metrics),
         f"{report.traffic.total_bytes / 1e6:.1f}",
         f"{report.traffic.exchanges}",
         f"{report.seconds.total:.1f}",
@@ -62,11 +63,6 @@ def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
             dashes = ["-"] * (len(list_headings(task)) - 2)
             rows.append((BEST_PARTY, task.metrics[0].format(best.test), *dashes))
     return rows
-
-
-def _format_score(report: RunReport, metric: Metric) -> str:
-    """Format a test score; a server has none if the parties keep the scores."""
-    return metric.format(report.test.metrics[metric.name]) if metric.name in report.test.metrics else "-"
 
 
 def render_report(title: str, introduction: str, reports: Mapping[str, RunReport]) -> str:

@@ -24,45 +24,40 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from glasu.errors import ConfigError, GlasuError
 
-TABLES = {
-    "aggregation": "glasu.model.aggregation:AGGREGATIONS",
-    "backbone": "glasu.model.backbones:BACKBONES",
-    "data": "glasu.data.sources:SOURCES",
-    "encoding": "glasu.wire.encodings:ENCODINGS",
-    "method": "glasu.data.methods:METHODS",
-    "optimizer": "glasu.model.optimizer:OPTIMIZERS",
-    "partition": "glasu.data.partition:PARTITIONS",
-    "preset": "glasu.data.presets:PRESETS",
-    "profile": "glasu.profiles:PROFILES",
-    "sampler": "glasu.model.sampler:SAMPLERS",
-    "schedule": "glasu.model.optimizer:SCHEDULES",
-    "secure aggregation": "glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS",
-    "task": "glasu.model.task:TASKS",
-}
-# The base class of the choices of a seam, in the module of its table. If the class is abstract, a choice is a subclass
-# that defines all abstract methods. Otherwise, a choice is an instance.
-BASES = {
-    "aggregation": "Aggregation",
-    "backbone": "Backbone",
-    "data": "DataSource",
-    "encoding": "Precision",
-    "method": "Method",
-    "optimizer": "Optimizer",
-    "partition": "Partition",
-    "preset": "Preset",
-    "sampler": "Sampler",
-    "schedule": "Schedule",
-    "task": "Task",
+
+class Seam(NamedTuple):
+    """Where the choices of a seam are."""
+
+    table: str  # module:attribute
+    # The base class of the choices, in the module of the table. If the class is abstract, a choice is a subclass that
+    # defines all abstract methods. Otherwise, a choice is an instance. None: no extension can add a choice.
+    base: str | None = None
+
+
+SEAMS = {
+    "aggregation": Seam("glasu.model.aggregation:AGGREGATIONS", "Aggregation"),
+    "backbone": Seam("glasu.model.backbones:BACKBONES", "Backbone"),
+    "data": Seam("glasu.data.sources:SOURCES", "DataSource"),
+    "encoding": Seam("glasu.wire.encodings:ENCODINGS", "Precision"),
+    "method": Seam("glasu.data.methods:METHODS", "Method"),
+    "optimizer": Seam("glasu.model.optimizer:OPTIMIZERS", "Optimizer"),
+    "partition": Seam("glasu.data.partition:PARTITIONS", "Partition"),
+    "preset": Seam("glasu.data.presets:PRESETS", "Preset"),
+    "profile": Seam("glasu.profiles:PROFILES"),
+    "sampler": Seam("glasu.model.sampler:SAMPLERS", "Sampler"),
+    "schedule": Seam("glasu.model.optimizer:SCHEDULES", "Schedule"),
+    "secure aggregation": Seam("glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS"),
+    "task": Seam("glasu.model.task:TASKS", "Task"),
 }
 # Seams to which an extension may add a choice. The others are rules of privacy that the threat model describes.
-EXTENSIBLE = tuple(BASES)
+EXTENSIBLE = tuple(name for name, seam in SEAMS.items() if seam.base is not None)
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
-_registered: dict[str, dict[str, Any]] = {seam: {} for seam in TABLES}  # choices that extensions added
+_registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
 _sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of its errors
 _extensions: dict[str, Extension] = {}
 _loading: list[str] = []  # names of the extensions that are being imported; the last one calls `register` now
@@ -127,10 +122,10 @@ def register(seam: str, name: str, target: object) -> None:
         seam: one of `EXTENSIBLE`.
         name: the value in the config; lower-case letters, digits, "_" and "-".
         target: the implementation, or "module:attribute" to import it on first use. It must be a subclass or an
-            instance of the class in `BASES`; `load` checks this.
+            instance of the base class in `SEAMS`; `load` checks this.
     """
     source = f"extension {_loading[-1]!r}: " if _loading else ""
-    if seam not in TABLES:
+    if seam not in SEAMS:
         raise ConfigError(f"{source}there is no seam {seam!r}; the seams are {', '.join(EXTENSIBLE)}.")
     what = f"{source}{seam} {name!r}"
     if seam not in EXTENSIBLE:
@@ -234,7 +229,7 @@ def _digest_source(module: ModuleType) -> str:
 
 def _check_base(seam: str, choice: object, what: str) -> None:
     """Refuse a choice that is not of the base class of its seam, or does not define all methods."""
-    base = import_attribute(f"{TABLES[seam].partition(':')[0]}:{BASES[seam]}", what)
+    base = import_attribute(f"{SEAMS[seam].table.partition(':')[0]}:{SEAMS[seam].base}", what)
     required = f"{base.__module__}.{base.__name__}"
     if not inspect.isabstract(base):
         if not isinstance(choice, base):
@@ -264,7 +259,7 @@ def _has_properties(choice: object, properties: dict[str, object]) -> bool:
 
 @functools.cache
 def _load_table(seam: str) -> dict[str, Any]:
-    table: dict[str, Any] = import_attribute(TABLES[seam], f"seam {seam!r}")
+    table: dict[str, Any] = import_attribute(SEAMS[seam].table, f"seam {seam!r}")
     return table
 
 

@@ -94,10 +94,18 @@ def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores)
     return found
 
 
-def find_best_party(report: RunReport) -> AloneScores | None:
-    """Return the party alone, with its model or label propagation, that is best on the validation nodes."""
-    names = [party.name for party in report.parties]
-    return max(list_alone(names, report.validation, report.test), key=lambda each: each.validation, default=None)
+def find_best_party(report: RunReport, baseline: Baseline | None = None) -> AloneScores | None:
+    """Return the party alone, with its model or label propagation, that is best on the validation nodes.
+
+    Args:
+        report: the run of the parties.
+        baseline: the scores of the parties alone, on the same data; None: those of the run.
+    """
+    scores = report if baseline is None else baseline
+    if scores.validation is None or scores.test is None:
+        return None
+    found = list_alone([party.name for party in report.parties], scores.validation, scores.test)
+    return max(found, key=lambda each: each.validation, default=None)
 
 
 @dataclass(frozen=True)
@@ -453,7 +461,7 @@ class Baseline(JsonRecord):
     validation: SplitScores | None = None
     bytes: int = 0
     exchanges: int = 0
-    settings: Mapping[str, Any] | None = None  # the keys in which the tried settings differ; None: only one was tried
+    settings: FlatSettings | None = None  # the keys in which the tried settings differ; None: only one was tried
     refused: str | None = None
 
     @classmethod
@@ -533,6 +541,8 @@ def to_json_value(value: Any) -> Any:
         return {key: to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json_value(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return to_json_value(dataclasses.asdict(value))  # type: ignore[arg-type]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -112,7 +112,7 @@ def test_dividing_edges_in_pieces_gives_the_same_edges(
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
     workspace = Workspace(piece_bytes=8 * piece)
-    parts = divide_edges(graph, num_clients, 0.7, seed, workspace)
+    parts = divide_edges(graph, DataConfig(num_clients=num_clients, edge_fraction=0.7), seed, workspace)
     for part, expected in zip(parts, divide_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
@@ -145,7 +145,8 @@ def test_assigning_edges_in_pieces_gives_the_same_edges(
     seed, num_nodes, num_edges, symmetric, weighted, piece, num_clients
 ):
     graph = random_graph(np.random.default_rng(seed), num_nodes, num_edges, symmetric=symmetric, weighted=weighted)
-    parts = assign_edges(graph, num_clients, 0.7, seed, Workspace(piece_bytes=8 * piece))
+    data = DataConfig(num_clients=num_clients, partition="edges", concentration=0.7)
+    parts = assign_edges(graph, data, seed, Workspace(piece_bytes=8 * piece))
     for part, expected in zip(parts, assign_at_once(graph, num_clients, 0.7, seed), strict=True):
         assert_same_graph(part, expected)
 
@@ -156,14 +157,15 @@ def test_a_graph_that_lacks_the_reverse_of_one_edge_is_directed():
     for missing in (0, 57, graph.num_edges - 1):
         rest = np.arange(graph.num_edges) != missing
         lacking = Graph.from_edges(source[rest], target[rest], 40)
-        (part,) = divide_edges(lacking, 1, 0.5, 3, Workspace())
+        (part,) = divide_edges(lacking, DataConfig(num_clients=1, edge_fraction=0.5), 3, Workspace())
         assert_same_graph(part, next(divide_at_once(lacking, 1, 0.5, 3)))
 
 
 def test_dividing_in_a_folder_leaves_the_parts_and_nothing_else(tmp_path):
     graph = random_graph(np.random.default_rng(0), 40, 150)
-    parts = divide_edges(graph, 2, 0.5, 0, Workspace(tmp_path))
-    for part, expected in zip(parts, divide_edges(graph, 2, 0.5, 0, Workspace()), strict=True):
+    data = DataConfig(num_clients=2, edge_fraction=0.5)
+    parts = divide_edges(graph, data, 0, Workspace(tmp_path))
+    for part, expected in zip(parts, divide_edges(graph, data, 0, Workspace()), strict=True):
         assert_same_graph(part, expected)
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["0.indices", "0.indptr", "1.indices", "1.indptr"]
 

@@ -308,7 +308,7 @@ def test_a_subset_of_validation_nodes_is_fixed_and_does_not_touch_the_test():
     config = settings(aggregation_layers=(3,), num_rounds=3, evaluate_every=1, evaluate_nodes=4, learning_rate=1e-300)
     done = run(config, parties, carry=see)
     assert seen == [4, 4, 4, 10]
-    chosen = done.clients[0].data.evaluation_examples("validation")
+    chosen = done.clients[0].data.validation_examples()
     assert len(chosen) == 4
     assert np.isin(chosen, parties[0].splits.validation).all()
     scores = [event.metrics for event in done.events if isinstance(event, Evaluated) and event.split == "validation"]

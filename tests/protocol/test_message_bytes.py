@@ -28,6 +28,7 @@ from glasu.protocol.messages import (
     Verdict,
     Waiting,
 )
+from glasu.protocol.requests import Receive
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.wire.encodings import DTYPES, BFloat16, Int8
 from glasu.wire.message_key import Phase
@@ -119,7 +120,7 @@ def test_node_sets_count_as_sampling():
 def test_gradients_are_reported_as_training():
     meter = TrafficCounter()
     meter.count_to_server(Waiting(key=KEY._replace(phase=Phase.BACKWARD)))
-    meter.exchange(KEY._replace(phase=Phase.BACKWARD))
+    meter.exchange(Receive((messages.JointGradient,), KEY._replace(phase=Phase.BACKWARD)))
     assert meter.by_phase == {"training": 48}
     assert meter.snapshot().exchanges_by_phase == {"training": 1}
 

@@ -109,7 +109,7 @@ def test_batches_and_the_validation_subset_are_common():
     for index in range(3):
         expected = draw_batch(public.config, examples, index)
         np.testing.assert_array_equal(draw_batch(first.config, examples, index), expected)
-    subsets = [each.data.evaluation_examples("validation") for each in (first, public)]
+    subsets = [each.data.validation_examples() for each in (first, public)]
     np.testing.assert_array_equal(*subsets)
 
 

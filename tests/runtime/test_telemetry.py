@@ -13,8 +13,8 @@ from glasu.config import RunConfig
 from glasu.model.task import ACCURACY
 from glasu.privacy.ledger import Ledger
 from glasu.protocol.message_bytes import encode
-from glasu.protocol.messages import Joint, Partial
-from glasu.protocol.requests import Evaluated
+from glasu.protocol.messages import Agreed, Joint, JointGradient, Partial
+from glasu.protocol.requests import Broadcast, Evaluated, Receive
 from glasu.protocol.state import Identity
 from glasu.records import read_record, to_plain
 from glasu.report import GIVEN, PreparedColumns, PrivacySummary, Seconds, Traffic
@@ -48,7 +48,7 @@ def test_a_broadcast_counts_once_per_client_and_an_exchange_once():
     partial, joint = tensor(Partial, 0), tensor(Joint, SERVER)
     counter.count_to_server(partial)
     counter.count_to_clients(joint, 3)
-    counter.exchange(joint.key)
+    counter.exchange(Broadcast(joint))
     traffic = counter.snapshot()
     assert traffic.bytes_to_server == len(encode(partial))
     assert traffic.bytes_to_clients == 3 * len(encode(joint))
@@ -59,14 +59,14 @@ def test_a_broadcast_counts_once_per_client_and_an_exchange_once():
 def test_later_chunks_and_riding_answers_start_no_exchange():
     counter, key = TrafficCounter(), Key(bytes(12), Phase.TRAINING, SERVER, 1, 0)
     for chunk in range(3):
-        counter.exchange(key.at(0, chunk))
-    counter.exchange(key._replace(phase=Phase.SAMPLING), rides=True)
+        counter.exchange(Receive((Joint,), key.at(0, chunk)))
+    counter.exchange(Receive((Agreed,), key._replace(phase=Phase.SAMPLING), rides=True))
     assert counter.snapshot().exchanges_by_phase == {"training": 1}
 
 
 def test_gradients_count_as_training():
     counter = TrafficCounter()
-    counter.exchange(Key(bytes(12), Phase.BACKWARD, 0))
+    counter.exchange(Receive((JointGradient,), Key(bytes(12), Phase.BACKWARD, 0)))
     assert counter.snapshot().exchanges_by_phase == {"training": 1}
 
 
@@ -75,7 +75,7 @@ def test_the_wire_log_has_one_line_per_message_and_exchange(caplog):
     with caplog.at_level(logging.DEBUG, "glasu.wire"):
         counter.count_to_server(tensor(Partial, 2))
         counter.count_to_clients(tensor(Joint, SERVER), 2)
-        counter.exchange(Key(bytes(12), Phase.TRAINING, SERVER))
+        counter.exchange(Broadcast(tensor(Joint, SERVER)))
     size = len(encode(tensor(Partial, 2)))
     about = "phase=training round=1 layer=0 chunk=0"
     assert caplog.messages == [

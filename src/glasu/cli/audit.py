@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     import json
-    from dataclasses import asdict
     from datetime import UTC, datetime
 
     from glasu.cli.arguments import make_output_folder
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         from glasu.runtime.attack import RESULT_HEADINGS, attack_folder, format_results, list_result_cells
 
         results = attack_folder(args.run_dir, args.role)
-        found["attacks"] = [to_json_value(asdict(each)) for each in results]
+        found["attacks"] = to_json_value(results)
         text = f"{text}\n{format_results(results)}"
         attacks = [RESULT_HEADINGS, *map(list_result_cells, results)]
     write_atomically(page, render_audit_page(audit, datetime.now(UTC), attacks).encode())

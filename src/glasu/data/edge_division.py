@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glasu.data.graph import EDGE_BYTES, Graph
-from glasu.errors import ConfigError
 from glasu.randomness import Stream
 
 if TYPE_CHECKING:
@@ -20,51 +19,48 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from glasu.config import DataConfig
     from glasu.data.cache.arrays import Workspace
 
     Draw = Callable[[int], NDArray[np.unsignedinteger[Any]]]  # a number of edges -> the next draws, one per edge
 
 
-def divide_edges(graph: Graph, num_clients: int, edge_fraction: float, seed: int, workspace: Workspace) -> list[Graph]:
+def divide_edges(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
     """Give each client every edge with probability `edge_fraction`, independently of the other clients.
 
     Args:
-        graph: the undivided graph.
-        num_clients: M.
-        edge_fraction: the expected share of edges that each client gets; with 1, all clients share `graph`.
+        graph: the undivided graph. With `edge_fraction = 1` all clients share it.
+        data: the number of clients, and the expected share of edges that each client gets.
         seed: the seed of the draws.
         workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
     """
-    if not 0 <= edge_fraction <= 1:
-        raise ConfigError(f"edge_fraction={edge_fraction}: must lie in [0, 1].")
-    if edge_fraction == 1:
-        return [graph] * num_clients
+    if data.edge_fraction == 1:
+        return [graph] * data.num_clients
     parts: list[Graph] = []
     kept = np.empty(graph.num_edges, np.uint8)  # one bit per client
-    for first in range(0, num_clients, 8):
-        clients = range(first, min(first + 8, num_clients))
-        _draw_per_edge(graph, partial(_draw_bits, clients, edge_fraction, seed), kept, workspace)
+    for first in range(0, data.num_clients, 8):
+        clients = range(first, min(first + 8, data.num_clients))
+        _draw_per_edge(graph, partial(_draw_bits, clients, data.edge_fraction, seed), kept, workspace)
         parts += (
             _select(graph, kept, 1 << bit, 1 << bit, f"{client}.", workspace) for bit, client in enumerate(clients)
         )
     return parts
 
 
-def assign_edges(graph: Graph, num_clients: int, concentration: float, seed: int, workspace: Workspace) -> list[Graph]:
+def assign_edges(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
     """Give each edge to one client, drawn with shares from a symmetric Dirichlet distribution.
 
     Args:
         graph: the undivided graph.
-        num_clients: M.
-        concentration: the parameter of the Dirichlet distribution; the smaller it is, the more the shares differ.
+        data: the number of clients, and the parameter of the Dirichlet distribution (`concentration`).
         seed: the seed of the shares and draws.
         workspace: receives the arrays `<client>.indptr`, `<client>.indices` and, with weights, `<client>.weights`.
     """
-    shares = draw_shares(num_clients, concentration, Stream(seed, "edge shares"))
-    owner = np.empty(graph.num_edges, np.min_scalar_type(num_clients - 1))
+    shares = draw_shares(data.num_clients, data.concentration, Stream(seed, "edge shares"))
+    owner = np.empty(graph.num_edges, np.min_scalar_type(data.num_clients - 1))
     _draw_per_edge(graph, partial(_draw_owner, shares, owner.dtype, seed), owner, workspace)
     everything = int(np.iinfo(owner.dtype).max)
-    return [_select(graph, owner, everything, client, f"{client}.", workspace) for client in range(num_clients)]
+    return [_select(graph, owner, everything, client, f"{client}.", workspace) for client in range(data.num_clients)]
 
 
 def draw_shares(count: int, concentration: float, stream: Stream) -> NDArray[np.float64]:

@@ -87,8 +87,6 @@ def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tupl
 
 def find_column_bounds(columns: int, num_clients: int) -> list[int]:
     """Return the bounds of the clients' column blocks: ceil(d / M) columns, as in the paper, or nearly equal blocks."""
-    if num_clients < 1:
-        raise ConfigError(f"num_clients={num_clients}: at least one client must hold the data.")
     if columns < num_clients:
         raise DataError(f"{columns} feature columns cannot be divided among {num_clients} clients; use fewer clients.")
     width = -(-columns // num_clients)
@@ -100,11 +98,6 @@ def find_column_bounds(columns: int, num_clients: int) -> list[int]:
 def _cut_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     """Give each client a block of columns."""
     return [slice(start, stop) for start, stop in pairwise(find_column_bounds(features.shape[1], data.num_clients))]
-
-
-def _keep_fractions(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client every edge with probability `edge_fraction`."""
-    return divide_edges(graph, data.num_clients, data.edge_fraction, seed, workspace)
 
 
 def _cut_columns_for_all_but_one(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
@@ -195,11 +188,6 @@ def correlate_columns(features: Features) -> NDArray[np.float64]:
     return np.asarray((covariance / np.outer(deviation, deviation)).round(6))
 
 
-def _assign_each_edge(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each edge to one client, drawn with shares from a Dirichlet distribution."""
-    return assign_edges(graph, data.num_clients, data.concentration, seed, workspace)
-
-
 def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     raise ConfigError(
         f'data.partition="{data.partition}": the data is one graph with one relation; it needs a data set of several '
@@ -209,13 +197,13 @@ def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[F
 
 PARTITIONS: dict[str, Partition] = {
     "features": Partition(  # the partition of the paper
-        _cut_columns, _keep_fractions, ("edge_fraction",), True, lambda data: data.edge_fraction < 1
+        _cut_columns, divide_edges, ("edge_fraction",), True, lambda data: data.edge_fraction < 1
     ),
     "apart": Partition(_cut_columns_for_all_but_one, _give_edges_to_last_client, draws=lambda data: False),
-    "relations": Partition(_refuse_one_graph, _keep_fractions, keeps_parties=True),
-    "importance": Partition(_draw_columns, _keep_fractions, ("edge_fraction", "concentration")),
-    "correlation": Partition(_cluster_columns, _keep_fractions, ("edge_fraction", "correlation")),
-    "edges": Partition(_cut_columns, _assign_each_edge, ("concentration",)),
+    "relations": Partition(_refuse_one_graph, divide_edges, keeps_parties=True),
+    "importance": Partition(_draw_columns, divide_edges, ("edge_fraction", "concentration")),
+    "correlation": Partition(_cluster_columns, divide_edges, ("edge_fraction", "correlation")),
+    "edges": Partition(_cut_columns, assign_edges, ("concentration",)),
 }
 
 

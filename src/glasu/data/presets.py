@@ -20,13 +20,13 @@ import numpy as np
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig, list_open_keys
 from glasu.config_checks import find_release_layer
+from glasu.data.cache.arrays import divide_rows
 from glasu.data.methods import keeps_scores
-from glasu.records import FlatSettings, Sections
+from glasu.records import FlatSettings, Sections, SettingValue
 
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
-PIECE_ROWS = 4096  # rows of a feature matrix that are compared at a time
 MIN_TRAINING_EDGES = 100  # minimum number of pairs of training nodes with an edge to estimate homophily
 # Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if they do so as often as by
 # chance.
@@ -74,7 +74,7 @@ class Candidate:
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, dict[str, SettingValue]] = {}
         for section, key, value in _list_keys(self.structure):
             if key not in getattr(config, section).given:
                 changes.setdefault(section, {})[key] = value
@@ -239,8 +239,7 @@ def _has_varying_column(features: Any) -> bool:
     """Return whether two nodes differ in a column."""
     if not isinstance(features, np.ndarray):  # sparse
         return bool(((features.max(axis=0) != features.min(axis=0)).sum()) > 0)
-    pieces = range(0, len(features), PIECE_ROWS)
-    return any(bool((features[start : start + PIECE_ROWS] != features[0]).any()) for start in pieces)
+    return any(bool((features[rows] != features[:1]).any()) for rows in divide_rows(features))
 
 
 def measure_homophily(party: PartyData) -> float | None:

@@ -24,7 +24,8 @@ METHOD_SETTINGS: Mapping[str, FlatSettings] = {  # method of a table -> its keys
     "glasu-4": {"method": "glasu", "num_local_steps": 4},
 }
 
-AS_WRITTEN = {"preset": "none", "patience": 0}  # every method runs all rounds with the settings in the files
+# Every method runs all rounds with the settings in the files.
+AS_WRITTEN: FlatSettings = {"preset": "none", "patience": 0}
 TUNED_AS = {"ensemble": "standalone", "smooth": "standalone"}  # method -> the method whose tuned settings it uses
 
 NATURAL_RELATIONS = {  # data sets with one client per relation

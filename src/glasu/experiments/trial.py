@@ -182,17 +182,11 @@ class _Run:
         if not self.ended and isinstance(event, RoundDone | Evaluated):
             if self.max_bytes is not None and event.bytes > self.max_bytes:
                 self.over_budget = self.ended = True
-            elif isinstance(event, Evaluated) and event.split == "validation" and self._counts(event):
+            # If parties combine their predictions, only the combined evaluation counts.
+            elif isinstance(event, Evaluated) and event.split == "validation" and not (self.combines and event.party):
                 self._record(event, num_rounds)
         if self.ended:
             raise _RunEnded
-
-    def _counts(self, event: Evaluated) -> bool:
-        """Return whether an evaluation counts.
-
-        If parties combine their predictions, only the combined evaluation does.
-        """
-        return event.party is None or not self.combines
 
     def _record(self, event: Evaluated, num_rounds: int) -> None:
         score, party = event.metrics[event.selected_by.name], event.party

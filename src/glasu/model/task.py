@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glasu.config import TrainConfig
+    from glasu.data.tables import Columns
 
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
 # Bound of a standardised prediction that a client releases. Standardised labels of up to 10,000 nodes never exceed it.
@@ -234,9 +235,9 @@ class Task(ABC):
     def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
         """Return the predictions for Python, one row per node."""
 
-    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> Columns:
         """Return the columns of a table of predictions, without the ids."""
-        predicted: dict[str, Any] = {"prediction": self.predict(scores, classes).tolist()}
+        predicted: Columns = {"prediction": self.predict(scores, classes).tolist()}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
 
 
@@ -388,7 +389,7 @@ class Multilabel(Task):
         """Return 0 or 1 for each class, shape (n, C)."""
         return (scores > 0.5).astype(np.int64)
 
-    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> Columns:
         columns, decided = super().columns(scores, classes), self.predict(scores, classes)
         columns["prediction"] = [" ".join(compress(classes, row)) for row in decided]
         return columns
@@ -473,7 +474,7 @@ class Regression(Task):
         numbers: NDArray[Any] = scores[:, 0]
         return numbers
 
-    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> dict[str, Any]:
+    def columns(self, scores: ScoreRows, classes: Sequence[str]) -> Columns:
         return {"prediction": self.predict(scores, classes)}
 
 

@@ -10,7 +10,6 @@ The rules are the same: `compatibility.py` lists them once.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,10 +43,12 @@ class ServedRun:
     rounds: Callable[[], Mapping[int, str]]  # returns the server's checkpoints and their digests
 
 
-class AdmissionPolicy(ABC):
-    """Decides how the server treats a process that differs from the run, and records the process."""
+class AdmissionPolicy:
+    """Decides how the server treats a process that differs from the run, and records the process.
 
-    @abstractmethod
+    The methods of this class refuse and record nothing.
+    """
+
     def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
         """Check the hello of a process with the same purpose, and record the process.
 
@@ -58,11 +59,9 @@ class AdmissionPolicy(ABC):
             closing: whether all parties have their results.
         """
 
-    @abstractmethod
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
         """Compare all facts of a prepared party with those of the server and of the other parties."""
 
-    @abstractmethod
     def check_statement(
         self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
     ) -> Sequence[str]:
@@ -73,43 +72,24 @@ class AdmissionPolicy(ABC):
             stated: its statement.
             earlier: the statements of the prepared parties, by name, perhaps with an earlier one of this party.
         """
-
-    @abstractmethod
-    def withdraw(self, party: str) -> None:
-        """Forget the admitted process of a party."""
-
-    @abstractmethod
-    def record_attempt(self) -> None:
-        """Record that an attempt begins with the admitted processes."""
-
-    @abstractmethod
-    def read_clock(self) -> float | None:
-        """Return the server's time to send in a welcome, or None to send no time."""
-
-
-class Collect(AdmissionPolicy):
-    """Admit every process with the same purpose, and write no state.
-
-    The dry run compares the collected statements at its end (`compatibility.collect_findings`).
-    """
-
-    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
-        """Admit the process. It has no fencing token."""
-
-    def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
-        """Accept all facts."""
-
-    def check_statement(
-        self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
-    ) -> Sequence[str]:
-        """Accept the statement."""
         return ()
 
     def withdraw(self, party: str) -> None:
-        """Do nothing: no process was recorded."""
+        """Forget the admitted process of a party."""
 
     def record_attempt(self) -> None:
-        """Do nothing: a dry run begins no attempt."""
+        """Record that an attempt begins with the admitted processes."""
+
+    def read_clock(self) -> float | None:
+        """Return the server's time to send in a welcome, or None to send no time."""
+        return None  # a run does not depend on the clocks of the roles
+
+
+class Collect(AdmissionPolicy):
+    """Admit every process with the same purpose, without a fencing token, and write no state.
+
+    The dry run compares the collected statements at its end (`compatibility.collect_findings`).
+    """
 
     def read_clock(self) -> float:
         """Return the server's time, because every party of a dry run compares it with its own clock."""
@@ -170,9 +150,6 @@ class Refuse(AdmissionPolicy):
     def record_attempt(self) -> None:
         """Make the admitted processes final."""
         self._fence.record_attempt()
-
-    def read_clock(self) -> None:
-        """State no time: a run does not depend on the clocks of the roles."""
 
     def _check_run(self, hello: HelloPayload) -> None:
         run = self._served.run

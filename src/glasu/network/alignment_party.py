@@ -13,8 +13,8 @@ from glasu.errors import ProtocolError
 from glasu.network.compatibility import read_offered_config
 from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, collect_server_facts
-from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import HelloPayload, Payload, ResultPayload, WelcomePayload
+from glasu.network.fencing import note_welcome
+from glasu.network.handshake import ResultPayload, WelcomePayload
 from glasu.network.join import ScriptParty
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
@@ -26,7 +26,6 @@ from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, clie
 from glasu.protocol.message_bytes import Head
 from glasu.protocol.requests import Script
 from glasu.protocol.state import Identity
-from glasu.records import to_plain
 from glasu.runtime.alignment_ledger import limit_sets, open_alignment_ledger
 from glasu.runtime.output_dir import ALIGNING
 from glasu.wire.message_key import ATTEMPTS
@@ -65,11 +64,6 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
     def facts(self) -> Facts:
         """Return the facts of this party. About its ids they state only the rules that normalised them."""
         return collect_server_facts(self.purpose, id_rules=str(self.manifest.id_rules))
-
-    def hello(self) -> Payload:
-        """Return the hello of this process."""
-        process = describe_process(self.state.value)
-        return to_plain(HelloPayload(facts=self.facts(), process=process, rounds=self.list_checkpoints()))
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check the roster and the settings of the server."""

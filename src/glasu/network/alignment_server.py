@@ -76,10 +76,6 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         facts, run = collect_server_facts(self.purpose), secrets.token_hex(RUN_BYTES)
         super().__init__(options, facts, config, run, StateFile(options.out / ALIGNING, ServingRecord()))
 
-    def begin(self) -> None:
-        """Begin an alignment."""
-        self.begin_apart()
-
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Comparison]]:
         """Plan an attempt with a new run id."""
         statements = self.admission.collect_statements(present)

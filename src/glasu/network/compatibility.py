@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from glasu.config import RunConfig, refuse_other_count
 from glasu.data.methods import find_method, has_server, override_settings
@@ -27,11 +27,12 @@ from glasu.network.facts import (
     resolve_tags,
 )
 from glasu.network.findings import Finding, Level
-from glasu.network.handshake import SAME_VERSION, Code, RefusalError
+from glasu.network.handshake import SAME_VERSION, Code, Payload, RefusalError
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.purposes import Purpose
 from glasu.pki.key_signing import find_kit_error
 from glasu.pki.kit import Kit
+from glasu.records import FlatSettings
 from glasu.report import align_columns
 
 THE_SERVER = "the server"
@@ -99,7 +100,7 @@ class Difference(NamedTuple):
     """One fact or setting that differs between roles."""
 
     name: str
-    values: Mapping[str, Any]  # by role
+    values: Mapping[str, object]  # by role
     rule: FactRule = FactRule("settings", ())
 
 
@@ -210,7 +211,7 @@ def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def compare_settings(roles: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+def compare_settings(roles: Mapping[str, FlatSettings]) -> list[Difference]:
     """Return the settings that two roles state differently.
 
     Args:
@@ -240,7 +241,7 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
         raise RefusalError(Code.DIFFERENT_SETTINGS, reason, format_columns(differences))
 
 
-def read_offered_config(settings: Mapping[str, Any]) -> RunConfig:
+def read_offered_config(settings: Payload) -> RunConfig:
     """Read the settings that a server sends. An error is one printable line."""
     try:
         config = RunConfig.from_dict(settings, "the server's settings")
@@ -295,16 +296,16 @@ def format_differences(differences: Sequence[Difference]) -> str:
     return "; ".join(f"{item.name}: {_describe(item.values)}" for item in differences)
 
 
-def _describe(values: Mapping[str, Any]) -> str:
+def _describe(values: Mapping[str, object]) -> str:
     if not all(DIGEST.fullmatch(str(value)) for value in values.values()):
         return ", ".join(f"{role} {_show(value)}" for role, value in values.items())
-    groups: dict[str, list[str]] = {}
+    groups: dict[object, list[str]] = {}
     for role, value in values.items():
         groups.setdefault(value, []).append(role)
     return " differs from ".join(" = ".join(group) for group in groups.values())
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, tuple):  # extensions
         return ", ".join(make_printable(str(each), 64) for each in value) or NOT_STATED
     text = NOT_STATED if value is None else make_printable(value, 64)

@@ -20,9 +20,10 @@ from glasu.network.compatibility import refuse_kit
 from glasu.network.connection import ConnectOptions
 from glasu.network.control import ProposedAttempt
 from glasu.network.facts import Facts
-from glasu.network.fencing import count_start
+from glasu.network.fencing import count_start, describe_process
 from glasu.network.handshake import (
     GoodbyePayload,
+    HelloPayload,
     Payload,
     ResultPayload,
     StatementPayload,
@@ -181,6 +182,11 @@ class ScriptParty(PartyPurpose[ResultT]):
         """Count this start of the command. Fencing needs the count."""
         count_start(self.state)
 
+    def hello(self) -> Payload:
+        """Return the hello of this process. Training also states the run in its folder."""
+        process = describe_process(self.state.value)
+        return to_plain(HelloPayload(facts=self.facts(), process=process, rounds=self.list_checkpoints()))
+
     def statement(self) -> Payload:
         """Return the facts, settings and checkpoints with which this party is ready to run."""
         config = self.settings()
@@ -332,7 +338,7 @@ class PartyPerformer:
         with telemetry.watch.measure("communication"):
             message = self.session.receive(request)
         telemetry.traffic.count_to_clients(message)
-        telemetry.traffic.exchange(request.key, rides=request.rides)
+        telemetry.traffic.exchange(request)
         return message
 
 

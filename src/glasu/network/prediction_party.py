@@ -17,8 +17,8 @@ from glasu.model.blocks import NodeSet
 from glasu.network.compatibility import THE_SERVER, compare_settings, read_offered_config, refuse_settings
 from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, LabelFacts, collect_class_facts, collect_party_facts
-from glasu.network.fencing import describe_process, note_welcome
-from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
+from glasu.network.fencing import note_welcome
+from glasu.network.handshake import Code, RefusalError, ResultPayload, WelcomePayload
 from glasu.network.join import ClientPurpose
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
@@ -31,7 +31,6 @@ from glasu.protocol.client import Client
 from glasu.protocol.prediction import client_request
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
-from glasu.records import to_plain
 from glasu.report import LedgerSummary, describe_missing
 from glasu.runtime.memory import check_prediction_memory
 from glasu.runtime.trained_model import MODEL_FILE, TrainedModel, load_weights, write_predictions
@@ -104,12 +103,6 @@ class PredictionParty(ClientPurpose[Predicted]):
     def scope(self) -> LedgerScope:
         """Return the scope of this prediction, which belongs to the training of the model."""
         return LedgerScope(self._run, str(self.state.value.run), self.purpose.name, self.client.requested.digest())
-
-    def hello(self) -> Payload:
-        """Return the hello of this process."""
-        return to_plain(
-            HelloPayload(facts=self.facts(), process=describe_process(self.state.value), rounds=self.list_checkpoints())
-        )
 
     def accept(self, offered: WelcomePayload) -> None:
         """Check that the server predicts with the training of this model, and build the client."""

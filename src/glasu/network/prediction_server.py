@@ -46,7 +46,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
 
     def begin(self) -> None:
         """Begin a prediction."""
-        self.begin_apart()
+        super().begin()
         if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
         if self.config.train.party_dropout:

@@ -17,7 +17,7 @@ from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 from glasu.pki.kit import Kit
 from glasu.pki.secret_file import SECRET
 from glasu.records import RecordError, parse_json, read_record
-from glasu.report import PartySummary, SubsetScores, Traffic
+from glasu.report import PartySummary, Seconds, SubsetScores, Traffic
 from glasu.runtime.checkpointing import SUFFIX, refuse_unknown_checkpoints
 from glasu.runtime.output_dir import JOINING, OTHER_DATA, REPORT, SERVING
 
@@ -25,13 +25,6 @@ T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 SHOWN_SETTINGS = 4
 NEW_RUN = "for a new training, give another --out, or --fresh, at the server and at every party"
-
-
-@dataclass(frozen=True)
-class FinishedSeconds:
-    """The part of a report's `seconds` that is read again."""
-
-    total: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class FinishedPart:
     config: Mapping[str, Any]
     weights_sha256: tuple[str, ...]
     traffic: Traffic
-    seconds: FinishedSeconds
+    seconds: Seconds
     privacy: FinishedPrivacy
 
 

@@ -142,7 +142,29 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
         """Run attempts until one succeeds."""
-        return run_attempts(self, session, perform)
+        log, watch = self.options.log, self.telemetry.watch
+        while True:
+            try:
+                with watch.measure("waiting"):
+                    present = session.gather()
+                attempt, script = self.plan(present)
+                attempt = self.add_ledgers(attempt)
+                with watch.measure("waiting"):
+                    session.begin_attempt(attempt)
+                missing = ", ".join(name for name in self.options.kit.roster if name not in attempt.present)
+                who = f"all parties except {missing}" if missing else "all parties"
+                log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(self.progress))
+                result = drive(script, perform, watch, "communication")
+                with watch.measure("waiting"):
+                    payloads = session.collect_results()
+                results = _read_results(payloads)
+                self.note_results(results)
+                return self.finish(result, list(results.values()))
+            except RestartAttempt:
+                log.info("the parties changed: all roles return to the last common checkpoint.")
+            except GlasuError as error:
+                if not session.drop_sender(error):
+                    raise
 
     @abstractmethod
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Any]]:
@@ -152,8 +174,11 @@ class ScriptPurpose(ServerPurpose[ReportT]):
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and the results of the parties."""
 
-    def begin_apart(self) -> None:
-        """Begin in the folder without fencing against earlier processes, because each process serves its own run."""
+    def begin(self) -> None:
+        """Begin in the folder without fencing against earlier processes, because each process serves its own run.
+
+        Training, which later processes can resume, overrides this.
+        """
         self.state.update(run=self.run, processes={}, attempt=0)
         log, parties = self.options.log, ", ".join(self.options.kit.roster)
         log.info("%s: this server and all of %s must stay online until it is done.", self.purpose.name, parties)
@@ -213,17 +238,17 @@ class ServerPerformer:
                 for message in messages:
                     telemetry.traffic.count_to_server(message)
                 return messages
-            case Broadcast(message, rides):
+            case Broadcast(message):
                 purpose.wait_until_durable()  # a checkpoint must be durable before the next message is sent
                 telemetry.traffic.count_to_clients(message, self.session.num_present)
-                telemetry.traffic.exchange(message.key, rides=rides)
+                telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
-            case Scatter(messages, rides):
+            case Scatter(messages):
                 purpose.wait_until_durable()
                 for message in messages:
                     telemetry.traffic.count_to_clients(message)
-                telemetry.traffic.exchange(messages[0].key, rides=rides)
+                telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
             case Save(take_state):
@@ -271,33 +296,6 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
         finally:
             purpose.close(finished=finished)
         return report
-
-
-def run_attempts(purpose: ScriptPurpose[ReportT], session: ServerSession, perform: ServerPerformer) -> ReportT:
-    """Run attempts until one succeeds."""
-    log, watch = purpose.options.log, purpose.telemetry.watch
-    while True:
-        try:
-            with watch.measure("waiting"):
-                present = session.gather()
-            attempt, script = purpose.plan(present)
-            attempt = purpose.add_ledgers(attempt)
-            with watch.measure("waiting"):
-                session.begin_attempt(attempt)
-            missing = ", ".join(name for name in purpose.options.kit.roster if name not in attempt.present)
-            who = f"all parties except {missing}" if missing else "all parties"
-            log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(purpose.progress))
-            result = drive(script, perform, watch, "communication")
-            with watch.measure("waiting"):
-                payloads = session.collect_results()
-            results = _read_results(payloads)
-            purpose.note_results(results)
-            return purpose.finish(result, list(results.values()))
-        except RestartAttempt:
-            log.info("the parties changed: all roles return to the last common checkpoint.")
-        except GlasuError as error:
-            if not session.drop_sender(error):
-                raise
 
 
 def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:

@@ -92,7 +92,8 @@ class Accountant:
 
     def __post_init__(self) -> None:
         compute_epsilon(1.0, self.delta)  # report a missing package before the training starts
-        self._limit = math.inf if self.target is None else find_limit(self.target, self.delta)
+        # A replaced row has twice the sensitivity of a zeroed one, see `_compute_replaced`.
+        self._limit = math.inf if self.target is None else (2 * find_multiplier(self.target, self.delta)) ** -2
 
     def check_plan(self, multipliers: Mapping[float, int]) -> None:
         """Refuse a run whose settings already lead to an epsilon above the target.
@@ -167,11 +168,6 @@ def find_spent(rules: Iterable[Rule]) -> SpentEpsilon | None:
 def to_multiplier(spent: float) -> float:
     """Return z, given 1 / z^2; infinity for a row that was never released."""
     return spent**-0.5 if spent else math.inf
-
-
-def find_limit(target: float, delta: float) -> float:
-    """Return the largest 1 / z^2 with which the epsilon of a replaced row does not exceed the target."""
-    return (2 * find_multiplier(target, delta)) ** -2
 
 
 def find_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:

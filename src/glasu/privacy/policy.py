@@ -21,24 +21,7 @@ if TYPE_CHECKING:
 
     from glasu.privacy.ledger import Entry
 
-ReleaseKind: TypeAlias = Literal[
-    "representation",
-    "change",
-    "gradient",
-    "probabilities",
-    "node sets",
-    "losses",
-    "metrics",
-    "alpha",
-    "situation",
-    "key",
-    "proof",
-    "verdict",
-    "set size",
-    "key share",
-    "blinded ids",
-]
-# What a release of each kind contains, in words for an auditor.
+# The kinds of releases. The value is what a release contains, in words for an auditor.
 RELEASE_KINDS: Mapping[str, str] = {
     "representation": "numbers that a party's layers compute from its features and edges, one row per node",
     "change": "the change of representations since their last release, one row per node",
@@ -57,6 +40,10 @@ RELEASE_KINDS: Mapping[str, str] = {
     "key share": "a part of the key that the parties agree on",
     "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
 }
+if TYPE_CHECKING:
+    ReleaseKind: TypeAlias = str
+else:  # the reader of policy.toml refuses other names
+    ReleaseKind = Literal[tuple(RELEASE_KINDS)]
 ProtectionName: TypeAlias = Literal[
     "clip",
     "noise",
@@ -115,17 +102,16 @@ class Policy(Checked):
             why = f"max_evaluations = {self.max_evaluations}: {needed}"
             raise self.make_error(source, why, "the settings of this run")
 
-    def check_set_size(self, size: int, whose: str, source: str = UNNAMED) -> None:
-        """Refuse an alignment with a set of ids that is too large."""
+    def check_set_size(self, size: int, source: str) -> None:
+        """Refuse an alignment in which this party's set of ids is too large."""
         if self.max_ids is not None and size > self.max_ids:
-            raise self.make_error(source, f"max_ids = {self.max_ids}: {whose} has {size} ids", "this alignment")
+            raise self.make_error(source, f"max_ids = {self.max_ids}: this party has {size} ids", "this alignment")
 
     def find_fault(self, kind: str, protection: str) -> str | None:
         """Return the rule of the policy that a kind of release breaks, or None."""
         if kind in self.forbid:
             return f"forbid = [{kind!r}]: this kind must not be released"
-        required: Mapping[str, tuple[str, ...]] = self.require  # type: ignore[assignment]  # a key may be any string
-        names = required.get(kind, ())
+        names = self.require.get(kind, ())
         if not set(names) <= set(protection.split("+")):
             return f"require.{kind} = {list(names)}: its protection is {protection!r}"
         return None

@@ -69,7 +69,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
 
 
 def _list_examples(client: Client) -> dict[str, NodeSet]:
-    return {split: client.data.evaluation_examples(split) for split in SCORED_SPLITS}
+    return dict(zip(SCORED_SPLITS, (client.data.validation_examples(), client.data.test_examples()), strict=True))
 
 
 def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
@@ -85,7 +85,7 @@ def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
 
 def _client_alpha(client: Client, key: Key, mean: ScoreRows, nodes: NodeSet) -> Script[float | None]:
     """Return the alpha of this party: its own choice (None without edges), or the label owner's choice."""
-    examples, graph = client.data.evaluation_examples("validation"), client.party.graph
+    examples, graph = client.data.validation_examples(), client.party.graph
 
     def score(scores: ScoreRows) -> float:
         return client.learner.task.selection_score(measure(client, scores, examples))

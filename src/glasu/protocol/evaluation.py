@@ -56,7 +56,7 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
     With `ensemble`, the mean of the scores that the clients compute alone is evaluated instead of the joint model.
     """
     progress, task, round_index = client.progress, client.learner.task, _find_key_round(client, ensemble)
-    evaluation = client_evaluation(client, round_index, "validation", ensemble=ensemble)
+    evaluation = client_evaluation(client, round_index, ensemble=ensemble)
     metrics, is_collapsed, verdict = yield Timed(evaluation, "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
@@ -92,7 +92,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     if client.is_alone and can_propagate and not find_method(client.requested).one_party:
         propagated = propagate_labels(client)
     progress, round_index = client.progress, client.config.train.num_rounds + 1
-    evaluation = client_evaluation(client, round_index, "test", ensemble=progress.ensemble)
+    evaluation = client_evaluation(client, round_index, is_test=True, ensemble=progress.ensemble)
     metrics, _, verdict = yield Timed(evaluation, "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed(client.name if client.is_alone else None)
@@ -107,7 +107,7 @@ def client_test(client: Client) -> Script[dict[str, float]]:
 
 def client_subsets(client: Client) -> Script[None]:
     """Client column: score the selected model on validation nodes for every subset of `list_subsets`."""
-    examples = client.data.evaluation_examples("validation")
+    examples = client.data.validation_examples()
     targets = client.data.find_targets(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
         key = _make_subset_key(client, index)
@@ -151,7 +151,7 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
         client.party.graph,
         start_from_labels(client.learner.task, client.data.party),
     )
-    examples = client.data.evaluation_examples("validation")
+    examples = client.data.validation_examples()
     nodes = client.data.find_targets(examples).nodes
 
     def score(alpha: float) -> dict[str, float]:
@@ -163,18 +163,18 @@ def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
 
 def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, float]) -> Propagated:
     """Test propagated labels, and compare them with the selected model on the validation nodes."""
-    examples, best = client.data.evaluation_examples("test"), client.progress.selection.best
+    examples, best = client.data.test_examples(), client.progress.selection.best
     test = measure(client, scores[client.data.find_targets(examples).nodes], examples)
     is_better = best is not None and client.learner.task.selection_score(validation) > best
     return Propagated(client.name, {"validation": validation, "test": test}, is_better)
 
 
 def client_evaluation(
-    client: Client, round_index: int, split: str, *, ensemble: bool = False
+    client: Client, round_index: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[ClientEvaluation]:
-    """Client column: score the model on a split; the server decides whether it is the best so far."""
+    """Client column: score the model on validation or test nodes; the server decides whether it is the best so far."""
     key = client.identity.key(Phase.EVALUATION, round_index)
-    examples = client.data.evaluation_examples(split)
+    examples = client.data.test_examples() if is_test else client.data.validation_examples()
     targets = client.data.find_targets(examples)
     if owner_leads(client.config):
         targets = yield from agree_on_targets(client, key, targets)
@@ -191,7 +191,7 @@ def client_evaluation(
     if client.is_alone or keeps_scores(client.config):
         return ClientEvaluation(found, is_collapsed, None)
     key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
-    if split == "test" and client.has_labels:
+    if is_test and client.has_labels:
         values.append(COLLAPSED if client.progress.best_is_collapsed else SOUND)
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
     verdict: Verdict = yield Receive((Verdict,), key)

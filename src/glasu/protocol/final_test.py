@@ -21,6 +21,7 @@ from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
     from glasu.config import RunConfig
+    from glasu.model.blocks import NodeSet
     from glasu.model.task import ScoreRows
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 def client_final_test(client: Client) -> Script[dict[str, float]]:
     """Client column: predict validation and test nodes, and measure the predictions; return the test metrics."""
-    parts = [client.data.evaluation_examples(split) for split in ("validation", "test")]
-    targets, count = client.data.find_targets(np.concatenate(parts)), len(parts[0])
+    validation, test = client.data.validation_examples(), client.data.test_examples()
+    targets, count = client.data.find_targets(np.concatenate([validation, test])), len(validation)
     if client.stages is not None:
         client.learner.model.load_state_dict(client.progress.best_weights)
         key = _make_final_key(client, client.stages.whole)
@@ -41,8 +42,8 @@ def client_final_test(client: Client) -> Script[dict[str, float]]:
         assert scores is not None  # all clients have labels
         own = scores
         joint = yield from client_average(client, key.at(client.config.model.num_layers), own, targets.examples)
-    yield from _report_scores(client, "validation", own[:count], joint[:count])
-    metrics = yield from _report_scores(client, "test", own[count:], joint[count:])
+    yield from _report_scores(client, "validation", validation, own[:count], joint[:count])
+    metrics = yield from _report_scores(client, "test", test, own[count:], joint[count:])
     if client.stages is not None:
         leave_stages(client)
     return metrics
@@ -62,10 +63,11 @@ def _make_final_key(role: Client | Server, config: RunConfig) -> Key:
     return role.identity.fixed_key(Phase.EVALUATION, config.train.num_rounds + 1)
 
 
-def _report_scores(client: Client, split: str, own: ScoreRows, joint: ScoreRows) -> Script[dict[str, float]]:
+def _report_scores(
+    client: Client, split: str, examples: NodeSet, own: ScoreRows, joint: ScoreRows
+) -> Script[dict[str, float]]:
     """Measure the joint prediction of a split, and the party's own prediction; return the joint metrics."""
-    examples, selected_by = client.data.evaluation_examples(split), client.learner.task.selected_by
-    alone = next(iter(measure(client, own, examples).values()))
+    alone, selected_by = next(iter(measure(client, own, examples).values())), client.learner.task.selected_by
     metrics, place = measure(client, joint, examples), client.progress.position
     yield Evaluated(
         place, split, metrics, selected_by, improved=True, party=client.name, last=True, per_client=(alone,)

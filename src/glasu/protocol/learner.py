@@ -109,13 +109,16 @@ class NodeData:
             return EMPTY
         return self.task.training_examples(party.labels, party.splits.train)
 
-    def evaluation_examples(self, split: str) -> NodeSet:
-        """Return a copy of the examples of a split, or of the fixed subset of `train.evaluate_nodes` for validation."""
+    def test_examples(self) -> NodeSet:
+        """Return a copy of the test examples; empty at a client without labels."""
+        splits = self.party.splits
+        return splits.test.copy() if self.has_labels and splits is not None else EMPTY  # torch refuses read-only arrays
+
+    def validation_examples(self) -> NodeSet:
+        """Return a copy of the validation examples, or of the fixed subset of `train.evaluate_nodes`."""
         splits, subset = self.party.splits, self.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
-        if split == "test":
-            return splits.test.copy()  # torch refuses read-only arrays
         if 0 < subset < len(splits.validation):
             key = Stream(self.train.seed, "validation subset").key()
             chosen: NodeSet = splits.validation[draw_distinct(key, len(splits.validation), subset)]

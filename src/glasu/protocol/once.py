@@ -27,7 +27,6 @@ from glasu.config import RunConfig
 from glasu.protocol.averaging import client_average, server_average
 from glasu.protocol.chunks import exchange_rows
 from glasu.protocol.inference import server_inference, walk_forward
-from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.messages import Joint, Partial
 from glasu.protocol.requests import Script
 from glasu.wire.message_key import Key, Phase
@@ -54,18 +53,6 @@ def client_lower_stage(client: Client, train: Train) -> Script[None]:
     if client.stages is not None and client.learner.aggregation.is_mean:
         client.learner.fixed = client.learner.classifier_weights()
     yield from train(client)
-
-
-def client_release(client: Client) -> Script[None]:
-    """Agree on keys if the run has hidden sums; then release the representations and read the aggregate."""
-    yield from client_key_agreement(client)
-    yield from client_aggregate(client)
-
-
-def server_release(server: Server) -> Script[None]:
-    """Server column of `client_release`."""
-    yield from server_key_agreement(server)
-    yield from server_aggregate(server)
 
 
 def client_aggregate(client: Client) -> Script[None]:

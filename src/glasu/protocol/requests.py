@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from glasu.errors import ProtocolError
@@ -29,7 +29,16 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Receive:
+class Answer:
+    """Base of the requests that complete an exchange: the server answers, or a client receives the answer."""
+
+    # Whether the answer is part of an exchange of another script. `Interleave` sets it, and only the counter of
+    # exchanges reads it.
+    rides: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Receive(Answer):
     """Wait for messages. A client gets the next message from the server; the server gets one message from every client.
 
     The messages must be of the given kinds and about the same phase, round, layer and chunk as `key`.
@@ -37,7 +46,6 @@ class Receive:
 
     kinds: tuple[type[Message], ...]
     key: Key
-    rides: bool = False  # whether this request is part of an exchange of another script; `Interleave` sets it
 
     def __str__(self) -> str:
         key, names = self.key, " or ".join(kind.__name__ for kind in self.kinds)
@@ -51,19 +59,26 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(Answer):
     """Server: send one message to every client. The result is None."""
 
     message: Message
-    rides: bool = False  # as in `Receive`
+
+    @property
+    def key(self) -> Key:
+        return self.message.key
 
 
 @dataclass(frozen=True)
-class Scatter:
+class Scatter(Answer):
     """Server: send a different message to every client, in client order. The result is None."""
 
     messages: tuple[Message, ...]
-    rides: bool = False  # as in `Receive`
+
+    @property
+    def key(self) -> Key:
+        """The key of the first client's message. Only the clients differ."""
+        return self.messages[0].key
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,11 @@ class Evaluated(Event):
     bytes: int = 0  # bytes sent so far by all roles; only in a simulation
     per_client: tuple[float | None, ...] | None = None  # in a combined prediction: first metric of each party alone
     ensemble: bool = False  # whether this is the ensemble after a warm start: the mean of scores computed alone
+
+    @property
+    def is_of_selected_model(self) -> bool:
+        """Whether the evaluated model was the best so far. Only the selected model is tested."""
+        return self.improved or self.split == "test"
 
 
 @dataclass(frozen=True)

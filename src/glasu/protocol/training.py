@@ -19,7 +19,7 @@ from glasu.protocol.evaluation import (
 from glasu.protocol.final_test import client_final_test, server_final_test
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.masked import client_comparison, server_comparison
-from glasu.protocol.once import client_lower_stage, client_release, server_release
+from glasu.protocol.once import client_aggregate, client_lower_stage, server_aggregate
 from glasu.protocol.race import client_race, server_race
 from glasu.protocol.requests import Interleave, Save, Script, Timed
 from glasu.protocol.rounds import client_rounds, server_rounds
@@ -47,7 +47,8 @@ def client_script(client: Client) -> Script[dict[str, float]]:
     """
     if client.stages is not None:
         yield from client_lower_stage(client, client_training)
-        yield from client_release(client)
+        yield from client_key_agreement(client)
+        yield from client_aggregate(client)
     else:
         if not client.is_alone:  # parties that train alone agree on keys after they have trained
             yield from client_key_agreement(client)
@@ -96,13 +97,12 @@ def _client_measurement(client: Client) -> Script[dict[str, float]]:
 
 def server_script(server: Server) -> Script[None]:
     """Server column: serve all rounds, then the test of the selected model."""
+    yield from server_key_agreement(server)
     if server.config.train.releases_once:
-        yield from server_release(server)
-    else:
-        yield from server_key_agreement(server)
-        if not find_method(server.requested).averages:  # if the method averages, the parties train alone
-            yield from server_race(server, server_training)
-            yield from server_training(server)
+        yield from server_aggregate(server)
+    elif not find_method(server.requested).averages:  # if the method averages, the parties train alone
+        yield from server_race(server, server_training)
+        yield from server_training(server)
     yield from server_result(server)
 
 

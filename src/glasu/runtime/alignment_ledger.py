@@ -22,7 +22,7 @@ def open_alignment_ledger(folder: Path, party: str, num_ids: int, policy: Policy
     """
     if policy is None:
         return open_ledger(folder / LEDGER, party)
-    policy.policy.check_set_size(num_ids, "this party", str(policy.path))
+    policy.policy.check_set_size(num_ids, str(policy.path))
     return open_ledger(folder / LEDGER, party, [policy.rule()], policy=policy.digest)
 
 

@@ -6,7 +6,7 @@ Nothing is written or repaired here. Torch is loaded only for ledgers with noise
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -112,13 +112,6 @@ class AuditedLedger(JsonRecord):
     differential_privacy: SpentEpsilon | None  # privacy spent by all releases with noise; None if no release has noise
     length: int  # number of records
     head: str  # the last chain value; empty if there is none
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        values = super().to_dict()
-        if self.differential_privacy is not None:
-            values["differential_privacy"] = asdict(self.differential_privacy)
-        return values
 
     def find_run(self, purpose: str) -> AuditedRun | None:
         """Return the last run with this purpose, or None."""

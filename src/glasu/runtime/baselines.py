@@ -15,7 +15,7 @@ from glasu.data.presets import list_chosen
 from glasu.errors import ConfigError, GlasuError
 from glasu.model.task import make_task
 from glasu.protocol.client import Client
-from glasu.report import AloneScores, Baseline, RaceSummary, RunReport, list_alone
+from glasu.report import Baseline, RaceSummary, RunReport, find_best_party
 from glasu.runtime.simulation import SimulationOptions, simulate
 
 log = logging.getLogger(__name__)
@@ -112,9 +112,9 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
         score = each.test.metrics[metric.name]
         notes = [f"{method} {metric.format_difference(own, score)}"]
         notes += [f"{each.bytes / 1e6:.2f} MB"] if each.bytes else []
-        if name == next(iter(possible)) and (party := _find_best_party(report, each)) is not None:
+        if name == next(iter(possible)) and (party := find_best_party(report, each)) is not None:
             first = make_task(report.config.train).metrics[0]
-            who = _name_party(party)
+            who = f"party {party.party}" if party.by == "model" else f"party {party.party} by {party.by}"
             notes.append(f"{who}, the best on validation: {first.title} {first.format(party.test)}")
             if first.name == metric.name:  # otherwise the scores cannot be compared
                 scores[who] = party.validation
@@ -137,15 +137,3 @@ def _describe_settings(baselines: Mapping[str, Baseline]) -> str:
     if not names:
         return ""
     return "; settings, chosen on validation: " + "; ".join(f"{', '.join(own)}: {text}" for text, own in names.items())
-
-
-def _find_best_party(report: RunReport, alone: Baseline) -> AloneScores | None:
-    """Return the scores of the party that is best on validation, by its model or by label propagation."""
-    if alone.test is None or alone.validation is None:
-        return None
-    candidates = list_alone([party.name for party in report.parties], alone.validation, alone.test)
-    return max(candidates, key=lambda each: each.validation, default=None)
-
-
-def _name_party(best: AloneScores) -> str:
-    return f"party {best.party}" if best.by == "model" else f"party {best.party} by {best.by}"

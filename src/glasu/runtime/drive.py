@@ -95,7 +95,7 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
         elif isinstance(action, Receive) and action.key.chunk == 0 and joined is not at_server:
             if isinstance(riding, Receive):
                 riding = advance(rider, (yield replace(riding, rides=True)))
-            while isinstance(riding, ANSWERS) or _is_later_chunk(riding):
+            while isinstance(riding, ANSWERS) or (isinstance(riding, Receive) and riding.key.chunk > 0):
                 riding = advance(rider, (yield replace(riding, rides=True)))
             joined = at_server
         elif isinstance(action, ANSWERS):
@@ -104,10 +104,6 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
     while not isinstance(riding, Finished):  # main had fewer exchanges than the rider
         riding = advance(rider, (yield riding))
     return action.value, riding.value
-
-
-def _is_later_chunk(action: Any) -> bool:
-    return isinstance(action, Receive) and action.key.chunk > 0
 
 
 def check_contribution(request: Receive, message: Message, client: int, party: str) -> Message:

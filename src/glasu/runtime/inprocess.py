@@ -157,7 +157,8 @@ def run_together(
             traffic.count_to_server(message)
         return messages
 
-    def send(messages: Sequence[Message], *, rides: bool) -> None:
+    def send(action: Broadcast | Scatter) -> None:
+        messages = action.messages if isinstance(action, Scatter) else [action.message] * len(clients)
         for message in messages:
             traffic.count_to_clients(message)
         delivered = list(messages) if carry is None else list(map(carry, messages))
@@ -169,17 +170,15 @@ def run_together(
                 record(message, ALL_CLIENTS if is_broadcast else client)
         for outbox, message in zip(outboxes, delivered, strict=True):
             outbox.append(message)
-        traffic.exchange(messages[0].key, rides=rides)
+        traffic.exchange(action)
 
     action = server.advance()
     while not isinstance(action, Finished):
         reply = None
         if isinstance(action, Receive):
             reply = receive(action)
-        elif isinstance(action, Broadcast):
-            send([action.message] * len(clients), rides=action.rides)
-        elif isinstance(action, Scatter):
-            send(action.messages, rides=action.rides)
+        elif isinstance(action, Broadcast | Scatter):
+            send(action)
         action = server.advance(reply)
     take_turn()  # the clients read the last answers
 

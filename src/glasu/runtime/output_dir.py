@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from glasu.config import RunConfig, list_candidates, resolve
 from glasu.errors import ConfigError
-from glasu.records import RecordError, Sections, parse_json, read_record
+from glasu.records import FlatSettings, RecordError, Sections, parse_json, read_record
 from glasu.report import PartySummary
 
 Writer = Literal["train", "server", "party", "provision", "other"]  # other: a command that continues no results
@@ -88,7 +88,7 @@ def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
     """
     path = out / REPORT
     try:
-        run = _read_finished_run(path)
+        run = read_record(FinishedRun, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -107,10 +107,6 @@ def find_finished_run(out: Path, config: RunConfig) -> FinishedRun | None:
 def remove_finished_run(out: Path) -> None:
     """Remove the report of a finished run, because another run starts in its folder."""
     (out / REPORT).unlink(missing_ok=True)
-
-
-def _read_finished_run(path: Path) -> FinishedRun:
-    return read_record(FinishedRun, parse_json(path.read_bytes(), str(path)), str(path), partial=True)
 
 
 def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
@@ -137,7 +133,7 @@ def _compare_settings(run: FinishedRun, config: RunConfig, candidate: RunConfig)
     used = _flatten(candidate.to_dict())
     requested, defaults = _flatten(config.to_dict()), _flatten(RunConfig().to_dict())
     there = {**defaults, **_flatten(run.config)}
-    found = {}
+    found: dict[str, tuple[object, object]] = {}
     for name in sorted({*there, *used} - {"data.root"}):
         earlier = run.overridden[name].requested if name in run.overridden else there.get(name)
         if used.get(name) != there.get(name) and requested.get(name) != earlier:
@@ -145,7 +141,7 @@ def _compare_settings(run: FinishedRun, config: RunConfig, candidate: RunConfig)
     return found
 
 
-def _flatten(sections: Sections) -> dict[str, Any]:
+def _flatten(sections: Sections) -> FlatSettings:
     return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 

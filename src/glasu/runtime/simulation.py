@@ -236,8 +236,8 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
-        num_validation=len(knows.data.evaluation_examples("validation")),
-        num_test=len(knows.data.evaluation_examples("test")),
+        num_validation=len(knows.data.validation_examples()),
+        num_test=len(knows.data.test_examples()),
     )
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 
@@ -404,6 +404,7 @@ def _build_report(
     ledgers = {client.name: client.release.ledger for client in clients}
     masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
     warm_start_keys = UNSIGNED if agrees_on_classifier(config) else None
+    releases = {each.name: each.progress.race.releases for each in clients if each.progress.race is not None}
     return telemetry.build_report(
         config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
@@ -412,17 +413,12 @@ def _build_report(
         parties=map(_summarize, clients),
         weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
         overridden=prepared.overridden,
-        race=None if server is None else summarize_race(server, telemetry.race, _count_race_releases(clients)),
+        race=None if server is None else summarize_race(server, telemetry.race, releases),
         privacy=PrivacySummary.of(
             config, ledgers, DERIVED if options.secrets is None else GIVEN, masks, warm_start_keys
         ),
         notes=options.notes,
     )
-
-
-def _count_race_releases(clients: Sequence[Client]) -> dict[str, int]:
-    """Return the releases of each client until the preset chose a candidate."""
-    return {client.name: client.progress.race.releases for client in clients if client.progress.race is not None}
 
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:

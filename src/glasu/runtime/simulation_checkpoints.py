@@ -115,7 +115,8 @@ class SimulationCheckpoints:
             self._run = there
         known = self.store.open(self.config.train.checkpoint_every, log)
         self._write_run()
-        self._saved, warm = max(known, default=0), self._open_warm()
+        self._warm_store.remove_partial_files()
+        self._saved, warm = max(known, default=0), max(self._warm_store.digests(log), default=0)
         state = None
         if self._saved:
             state = self.store.load(self._saved)
@@ -135,11 +136,6 @@ class SimulationCheckpoints:
         if self._run.cost is not None and self._run.round >= self._saved:
             self.telemetry.restore_cost(self._run.cost)
         return state
-
-    def _open_warm(self) -> int:
-        """Return the number of warm steps of the last intact checkpoint; 0 if there is none."""
-        self._warm_store.remove_partial_files()
-        return max(self._warm_store.digests(log), default=0)
 
     def _find_this_run(self) -> RunFile | None:
         """Return run.json if it is intact and belongs to this run; refuse to mix two unfinished runs."""

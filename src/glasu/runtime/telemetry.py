@@ -19,12 +19,15 @@ from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.data.presets import count_race_rounds, list_chosen
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import (
+    Broadcast,
     CandidateDiverged,
     CandidateStarted,
     Collapsed,
     Evaluated,
     Event,
     Propagated,
+    Receive,
+    Scatter,
     SubsetScored,
 )
 from glasu.protocol.server import Server
@@ -50,7 +53,7 @@ from glasu.report import (
     list_versions,
 )
 from glasu.timing import Clock, Stopwatch
-from glasu.wire.message_key import SERVER, TO_ONE, Key
+from glasu.wire.message_key import SERVER, TO_ONE
 
 if TYPE_CHECKING:  # this import would load torch, which a server does not have
     from glasu.protocol.client import Client
@@ -104,20 +107,16 @@ class TrafficCounter:
         """Count a message that `num_clients` clients receive."""
         self.bytes_to_clients += self._count(message, "client", num_clients)
 
-    def exchange(self, key: Key, *, rides: bool = False) -> None:
+    def exchange(self, answer: Receive | Broadcast | Scatter) -> None:
         """Count the exchange that an answer completes.
 
         An exchange consists of the messages that a client sends before it waits, and their answers. An answer to a
         later chunk belongs to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
         main script (`drive.interleave`). These answers are not counted.
-
-        Args:
-            key: the key of the answer.
-            rides: whether the answer is part of another script's exchange.
         """
-        if rides or key.chunk:
+        if answer.rides or answer.key.chunk:
             return
-        phase = key.phase.reported
+        phase = answer.key.phase.reported
         self.exchanges += 1
         self.exchanges_by_phase[phase] += 1
         wire_log.debug("exchange phase=%s", phase)
@@ -463,22 +462,18 @@ def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: 
     selected: list[Evaluated | None] = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
-        selected.append(next((each for each in reversed(events) if split == "test" or each.improved), None))
+        selected.append(next((each for each in reversed(events) if each.is_of_selected_model), None))
     found = [event for event in selected if event is not None]
     if not found:  # at a server whose parties keep their scores
         return SplitScores({})
     combined = found[0].per_client  # set if predictions are combined; then every party has selected its own round
     own = combined
     if per_client:
-        own = tuple(None if event is None else _find_own_score(event) for event in selected)
+        scores = [None if event is None else event.per_client or event.metrics.values() for event in selected]
+        own = tuple(None if each is None else next(iter(each)) for each in scores)
     rounds = {event.round for event in found}
     chosen = rounds.pop() if len(rounds) == 1 and combined is None else None
     return SplitScores(_average_metrics(found), round=chosen, per_client=own)
-
-
-def _find_own_score(event: Evaluated) -> float | None:
-    """Return the first metric of a party that was evaluated alone."""
-    return next(iter(event.per_client or event.metrics.values()))
 
 
 def _find_first_metric(event: Propagated | None, split: str) -> float | None:

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 
 from glasu.config import RunConfig
-from glasu.data.cache.arrays import divide_rows
 from glasu.data.graph import Graph
 from glasu.data.party import PartyData, have_labels
+from glasu.data.preprocessing import are_finite
 from glasu.errors import GlasuError
 from glasu.network.doctor.machine import check_disk, explain_error, log_detail
 from glasu.network.facts import LabelFacts, collect_label_facts
@@ -38,8 +38,7 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
         log, "dimensions", f"{party.num_features} features, {graph.num_edges} edges, {isolated} nodes without in-edges"
     )
     found = [Finding("dimensions", "good", f"{party.num_nodes} nodes; features and edges fit them")]
-    values = features if isinstance(features, np.ndarray) else features.data
-    if not all(np.isfinite(values[rows]).all() for rows in divide_rows(values)):
+    if not are_finite(features):
         found.append(Finding("features", "bad", "some values are not finite numbers; clean them or set --missing"))
     found.append(_check_edges(graph))
     return found
