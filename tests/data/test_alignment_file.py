@@ -165,7 +165,7 @@ def test_only_the_id_column_decides_about_an_alignment(folders):
 
 
 def test_folders_with_other_rules_or_equal_names_are_refused(folders):
-    with pytest.raises(ConfigError, match="two or more parties of different names"):
+    with pytest.raises(ConfigError, match="two or more parties with different names"):
         align_folders([folders[0], folders[0]])
     (folders[1] / "party.toml").write_text("")
     with pytest.raises(AlignmentError, match="the rules for ids differ"):

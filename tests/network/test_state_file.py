@@ -215,7 +215,7 @@ def test_a_full_disk_stops_the_run_with_a_clear_error_and_loses_nothing(name, co
         assert isinstance(error, GlasuError), who
         assert error.exit_code == 1
         assert "cannot be written" in str(error), who
-        assert f"({os.strerror(code)}); earlier ones are intact" in str(error), who
+        assert f"({os.strerror(code)}); earlier checkpoints are intact" in str(error), who
         assert re.search("start the same commands? again", str(error)), who
         assert name == "server" or who == "b" or "party 'b'" in str(error)
     found = sorted(path.name for path in folder.iterdir())
