@@ -149,7 +149,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped_clus
     server = stopped_cluster.serve()
     error = stopped_cluster.join("b").error()
     assert isinstance(error, GlasuError)  # it has no checkpoint left; the other roles keep theirs
-    assert "none in common" in str(error)
+    assert "no intact checkpoint in common" in str(error)
     assert sum("is damaged or was replaced" in line for line in stopped_cluster.lines["b"]) == 2
     last.write_bytes(older.read_bytes())
     older.write_bytes(content)
