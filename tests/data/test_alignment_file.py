@@ -112,7 +112,7 @@ def test_folders_of_which_only_some_are_aligned_are_refused(folders):
     align_folders(folders)
     load_parties(config)
     (folders[1] / ALIGNMENT_FILE).write_bytes(kept)
-    with pytest.raises(AlignmentError, match="is of different alignments; run glasu align with all"):
+    with pytest.raises(AlignmentError, match="comes from different alignments; run glasu align with all"):
         load_parties(config)
 
 

@@ -234,7 +234,7 @@ def test_another_number_of_features_is_refused():
 def test_parties_in_different_orders_are_refused():
     model, parties, _ = train_model()
     turned = replace(parties[2], ids=parties[2].ids[::-1].copy())
-    with pytest.raises(AlignmentError, match="another order"):
+    with pytest.raises(AlignmentError, match="different orders"):
         model.predict_proba([*parties[:2], turned])
 
 
