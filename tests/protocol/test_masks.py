@@ -200,7 +200,7 @@ def test_a_server_that_returns_a_partys_own_proof_is_noticed():
             return dataclasses.replace(message, content=np.frombuffer(join_parts([proofs.pop(0)] * 3), np.uint8))
         return message
 
-    with pytest.raises(ProtocolError, match=r"the proof of party '[abc]' does not fit"):
+    with pytest.raises(ProtocolError, match=r"the proof of party '[abc]' does not match the answers"):
         simulate(parties, config, carry=split_last_scores(config, echo))
 
 
