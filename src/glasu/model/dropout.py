@@ -1,7 +1,7 @@
 """Dropout whose masks are functions of a key: the same round, step and layer always give the same mask.
 
-There are two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its backward pass needs the
-same masks. And a client that repeats a round after a crash must send the same bytes.
+Masks must be reproducible for two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its
+backward pass needs the same masks. And a client that repeats a round after a crash must send the same bytes.
 """
 
 from __future__ import annotations

@@ -123,6 +123,8 @@ class Sampler(ABC):
     ) -> DrawEstimate:
         """Estimate the size of a draw in training. By default a draw contains all nodes and all edges into the targets.
 
+        A subclass that draws less must override this method.
+
         Args:
             train: the settings.
             counts: the edges of the client's graph.

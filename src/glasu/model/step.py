@@ -55,9 +55,10 @@ class ForwardStep(ABC):
 
 
 class Step(ForwardStep):
-    """A training step. Its backward pass consists of several calls, which must have this order.
+    """A training step. Its backward pass consists of several calls.
 
-    `begin_backward`, `backward_classifier`, `backward_layer` for layers L-1..0, `backward_encoder`
+    The order of the calls is `begin_backward`, `backward_classifier`, `backward_layer` for the layers L-1..0,
+    `backward_encoder`.
 
     After the backward pass, the `pending` weights have gradients. The other weights are already updated.
     """

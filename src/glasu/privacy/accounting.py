@@ -65,7 +65,7 @@ def compute_epsilon(multiplier: float, delta: float) -> float:
     """Return the epsilon of one Gaussian mechanism with this multiplier, as `dp-accounting` computes it."""
     if multiplier == math.inf:
         return 0.0
-    # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
+    # For small multipliers, the package does not finish computing privacy loss distributions. Use its closed form.
     return float(load_accounting().get_epsilon_gaussian(multiplier, delta))
 
 
@@ -96,7 +96,7 @@ class Accountant:
         self._limit = math.inf if self.target is None else find_limit(self.target, self.delta)
 
     def check_plan(self, multipliers: Mapping[float, int]) -> None:
-        """Refuse a run whose settings make an epsilon above the target certain.
+        """Refuse a run whose settings are certain to lead to an epsilon above the target.
 
         Args:
             multipliers: for each noise multiplier, the number of releases that some row will certainly have.
@@ -161,7 +161,7 @@ class Accountant:
 
 
 def find_spent(rules: Iterable[Rule]) -> SpentEpsilon | None:
-    """Return the summary of the accountant among the rules of a ledger; None if there is none."""
+    """Return the summary of the accountant among the rules of a ledger; None if there is no accountant."""
     return next((rule.summarize() for rule in rules if isinstance(rule, Accountant)), None)
 
 

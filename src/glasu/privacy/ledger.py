@@ -322,7 +322,7 @@ class Ledger:
         self.count_record(record)
 
     def count_record(self, record: LedgerRecord) -> None:
-        """Update totals and rules with a record of this or an earlier process."""
+        """Update totals and rules with a record that this process or an earlier process wrote."""
         match record:
             case Opening():
                 self.name = self.chain

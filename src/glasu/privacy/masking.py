@@ -269,8 +269,8 @@ class PairwiseMasks(Hiding):
         rows, columns = shape
         if not self.blind or columns is None:
             return lambda payload, requested: payload
-        # The stream that hides the sum from the server. It is drawn now, because it depends on the running hash before
-        # the first answer.
+        # The stream that hides the sum from the server. It is drawn now, because the running hash changes with the
+        # first answer.
         stream: Array = np.empty((rows, columns), ring.dtype)
         for place, part in self._list_places(key, stream):
             stream[part] = self._draw(self.group_key, b"blind", place, stream[part])

@@ -81,7 +81,7 @@ CHANGE_POLICY = (
 
 
 class PolicyError(GlasuError):
-    """A release, or a setting that leads to one, is forbidden by the policy of a party."""
+    """The policy of a party forbids a release, or settings that lead to such a release."""
 
     code = "forbidden_by_policy"
 
@@ -150,7 +150,7 @@ class PolicyRule:
         self.policy, self._source = policy, source
         self._inferences: set[tuple[Any, ...]] = set()
         self._per_node: dict[tuple[str, int], NDArray[np.int64]] = {}
-        # The number of releases whose nodes are unknown. They count for all nodes.
+        # The number of releases whose nodes are unknown. Such a release counts for all nodes.
         self._everywhere: dict[tuple[str, int], int] = {}
 
     def check(self, entry: Entry) -> None:

@@ -138,7 +138,7 @@ class Release:
         default_factory=dict
     )  # a kind that is not listed has no protection
     ledger: Ledger = field(default_factory=Ledger)
-    rules: Sequence[Rule] = ()  # ledger rules from the settings; a runtime that stores the ledger applies them to it
+    rules: Sequence[Rule] = ()  # ledger rules from the settings; a runtime passes them to a ledger that it stores
     enters_nodes: bool = False  # whether the ledger records the nodes of each release
     feedback: bool = False  # whether later releases of the same rows are sent as changes
     references: References = field(default_factory=dict)

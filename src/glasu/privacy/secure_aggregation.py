@@ -45,7 +45,7 @@ class SecureAggregation:
         return "none"
 
     def make_secret(self) -> bytes | None:
-        """Return a new secret key for all clients; None if there is no such key."""
+        """Return a new secret key that all clients will share; None if this way does not use such a key."""
         return None
 
     def make_hiding(
@@ -56,7 +56,7 @@ class SecureAggregation:
         Args:
             privacy: the settings.
             pair_keys: the key that the client shares with each other client.
-            secret: the secret key that all clients share; None if there is no such key.
+            secret: the secret key that all clients share; None if this way does not use such a key.
             common: the fields of `Hiding`.
 
         Raises:

@@ -70,7 +70,7 @@ class SetLimits:
         )
 
     def count_chunks(self, largest: int) -> int:
-        """Return the number of chunks of every set, given the largest. The last chunks of a smaller set are empty."""
+        """Return the number of chunks of every set, given the largest size. Smaller sets may end with empty chunks."""
         return -(-largest // self.chunk_rows)
 
     def count_rows(self, size: int, chunk: int) -> int:
@@ -130,7 +130,7 @@ def client_alignment(
         done += 1
         yield Aligning(done / num_steps, name)
     points = np.concatenate(parts)
-    # The order of the blinded bytes reveals nothing about the ids. Only this party can map it back to its rows.
+    # The order of the blinded bytes reveals nothing about the ids. Only this party can map points back to its rows.
     order = order_points(points)
     points, share = points[order], blinding.start_key()
 
@@ -237,7 +237,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
 
 
 def find_set_owner(client: int, step: int, num_clients: int) -> int:
-    """Return the owner of the set that a client sends after it received `step` sets: `step` clients before it."""
+    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
     return (client - step) % num_clients
 
 

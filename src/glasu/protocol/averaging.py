@@ -81,7 +81,7 @@ def server_average(
         key: the key of the exchange.
         num_rows: the number of rows in the exchange.
         requested: for each client, the rows that it receives; None: all.
-        present: the clients that send probabilities, if not all.
+        present: the clients that send probabilities if all parties have labels; None: all clients.
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
     encoding = server.shapes.encodings[PROBABILITIES]

@@ -39,7 +39,7 @@ def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
 
 
 class PendingBatch:
-    """A sample whose batch is gathered once: while the previous round waits for an answer, or at the round's start."""
+    """A sample whose batch is gathered once: at the start of its round, or while the round before awaits an answer."""
 
     def __init__(self, client: Client, sample: Sample) -> None:
         self.client, self.sample = client, sample
@@ -212,7 +212,7 @@ class Chunk:
         """Check the tensors.
 
         Args:
-            rows_left: the rows that this chunk and the later ones must have, if the server knows them.
+            rows_left: the number of rows that this chunk and all later chunks must have, if the server knows it.
         """
         if not self.tensors:
             raise ProtocolError(f"{self.key}: no party sent a tensor.")

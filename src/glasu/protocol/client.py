@@ -147,7 +147,7 @@ class Client:
         self.learner.model.load_state_dict(dict(weights))
 
     def state(self) -> ClientState:
-        """Return the state for a checkpoint, a copy that later steps do not change."""
+        """Return a copy of the state for a checkpoint. Later steps do not change the copy."""
         return ClientState(
             config_digest=self.requested.digest(),
             incarnation=self.identity.incarnation,

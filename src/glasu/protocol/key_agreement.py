@@ -6,7 +6,7 @@ First exchange: every client sends a fresh X25519 public key. It signs the key t
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
 the other clients.
 
-Second exchange: the first client draws the group key, and encrypts the group key and the run key for each other client.
+Second exchange: the first client draws the group key. It encrypts the group key and the run key for each other client.
 The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same after a
 resume. From the run key, all clients derive values that stay the same during the whole run and that the server must not
 know. With ckks, the first client also makes the secret key of the attempt and encrypts it under the group key.

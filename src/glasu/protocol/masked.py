@@ -183,7 +183,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
 
 
 def client_comparison(client: Client) -> Script[None]:
-    """Client column: compare the answers of this attempt with those of the other clients, at the end of a run.
+    """Client column: at the end of a run, check that all clients received the same answers in this attempt.
 
     Raises:
         ProtocolError: another client received other answers.

@@ -238,7 +238,7 @@ class SetSize(Message):
 
 @dataclass(frozen=True, eq=False)
 class KeyShare(Message):
-    """Client: a product of parties' scalars, as a point. Server: the same point, to the next party."""
+    """Client: the base point times the scalars of some parties. Server: the same point, to the next party."""
 
     point: Annotated[NDArray[np.uint8], RowsField("key share", ("|u1",), POINT_BYTES, single=True)]
 

@@ -1,12 +1,13 @@
 """One release (`train.release = "once"`): client and server columns, stage by stage.
 
-Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). It releases
-H_m^+[l] of its selected weights at all nodes, once, and receives H[l+1]. Then it trains the layers l+1..L-1 and a
-classifier on this fixed aggregate (the upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the features. As in
-every local update, the party's own columns have neither noise nor rounding. In both stages the party selects its model
-on its own validation nodes and sends nothing. At the end, the parties also release their final class probabilities,
-whose mean is the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics are
-never sent.
+Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). With the
+selected weights, it computes H_m^+[l] at all nodes, releases it once, and receives H[l+1]. Then it trains the layers
+l+1..L-1 and a classifier on this fixed aggregate (the upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the
+features. As in every local update, the party's own columns have neither noise nor rounding. In both stages the party
+selects its model on its own validation nodes and sends nothing.
+
+At the end, the parties also release their final class probabilities, and the mean is the prediction. Without
+`privacy.release_probabilities`, each party predicts alone. Losses and metrics are never sent.
 
 If the aggregation is a mean, all parties train the lower layers with the same fixed classifier, as in a warm start.
 This makes the representations of different parties comparable, so that their mean is meaningful.

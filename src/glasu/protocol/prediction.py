@@ -1,4 +1,4 @@
-"""Compute scores by joint inference, for evaluations and for requested predictions, which use every edge.
+"""Compute scores by joint inference, for evaluations and for requested predictions. Predictions use every edge.
 
 Scores are class probabilities, or the task's equivalent, such as the predictions of a regression.
 """

@@ -87,7 +87,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 def count_evaluations(client: Client) -> int:
     """Return the minimum number of exact inferences in a training run: evaluations, the test and subsets of parties.
 
-    The minimum is the exact number if scores and races do not affect the number.
+    Without early stopping and without a race, the minimum is the exact number.
     """
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1
@@ -96,10 +96,10 @@ def count_evaluations(client: Client) -> int:
 
 
 def list_row_releases(client: Client) -> list[dict[float, int]]:
-    """Return how often some rows are certainly released with noise in a training run, for each noise multiplier.
+    """Return the minimum number of noisy releases in a training run, by noise multiplier, for one or two nodes.
 
-    The first row belongs to a test node. The second row belongs to a training node. It is listed only if every round
-    uses all training nodes.
+    The first entry is for a test node. The second entry is for a training node. It exists only if every round uses all
+    training nodes.
     """
     requested = client.requested
     if not (requested.privacy.adds_noise and has_server(requested)):

@@ -159,7 +159,7 @@ class Progress:
         return self.diverged
 
     def start_over(self, last: int) -> None:
-        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        """Begin with another candidate. Keys of the previous candidate have round numbers up to `last`."""
         self.earlier_rounds += last + 1
         self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
@@ -184,7 +184,7 @@ class ClientProgress(Progress):
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def start_over(self, last: int) -> None:
-        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        """Begin with another candidate. Keys of the previous candidate have round numbers up to `last`."""
         super().start_over(last)
         self.best_weights, self.warm_steps = {}, 0
 

@@ -151,8 +151,8 @@ class FusedStep(Step):
         super().__init__(inputs, dropout)
         self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        # (target, P, G): the end of the backward pass writes dL/dW = P^T G to the target, or subtracts a multiple of
-        # it from the target.
+        # (target, P, G): at the end of the backward pass, dL/dW = P^T G is written to the target. If the target is the
+        # weight itself, the weight is updated instead (see `descent`).
         self._products: list[tuple[Tensor, Tensor, Tensor]] = []
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0

@@ -1,7 +1,7 @@
 """Infer features from representations, by ridge regression from released rows to a party's feature rows.
 
-The attacker knows the features of some nodes, for example because the two companies share half of their customers. It
-fits
+The attacker knows the features of some nodes, for example because half of the party's customers are also customers of
+the attacker. It fits
 
     X ~ Z B,   B = (Z^T Z + penalty I)^-1 Z^T X     at the known nodes
 

@@ -100,7 +100,8 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
     seen = seen * len(seen)
     seen = seen / seen.norm(dim=1).mean().clamp(min=1e-30)
     means = torch.stack([seen[target[:, each] > 0].mean(dim=0) for each in range(num_classes)])
-    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()  # gradients of a class point away from its column
+    # A column of W points away from the gradients of its class.
+    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()
     bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=0.05)
     with torch.enable_grad():
