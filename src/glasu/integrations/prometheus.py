@@ -38,7 +38,7 @@ def serve_metrics(address: tuple[str, int], look: Callable[[], View | None]) -> 
     """Serve metrics during the block; yield the port.
 
     Args:
-        address: host and port; port 0 chooses a free one.
+        address: host and port; port 0 chooses a free port.
         look: returns the current state of the server, or None before it has started.
     """
     if importlib.util.find_spec("prometheus_client") is None:

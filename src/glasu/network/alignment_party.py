@@ -93,7 +93,7 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
         return LedgerScope(offered.run, "", self.purpose.name, config.digest())
 
     def settings(self) -> RunConfig:
-        """Return the settings that the server offered, which are part of the statement."""
+        """Return the settings that the server offered, for this party's statement."""
         return self._require_offer()[1]
 
     def _require_offer(self) -> tuple[WelcomePayload, RunConfig, SetLimits]:

@@ -88,9 +88,9 @@ class ClientSession:
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages; wait while the window is full.
 
-        If the inbox is full as well, it does not wait. The server may then be waiting for this party to empty the
-        inbox, which only `receive` does, so both sides would wait for each other. The messages stay in the memory of
-        this party instead.
+        If the inbox is full as well, `send` does not wait, because the server may be waiting for this party to empty
+        the inbox. Only `receive` empties it, so both sides would wait for each other. Instead, the messages stay in the
+        memory of this party.
         """
         connection, contents = self.connection, [encode(message) for message in messages]
         renewed = connection.wait_until(
@@ -105,7 +105,7 @@ class ClientSession:
             connection.changed.notify_all()
 
     def receive(self, expected: Receive) -> Message:
-        """Return the next message from the server, which must be the expected one."""
+        """Return the next message from the server. It must match `expected`."""
         what = f"for {expected}"
         while True:
             message = self._take_frame(expected, what)

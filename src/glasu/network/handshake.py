@@ -1,8 +1,9 @@
 """The handshake of a party and the server before the first message, as an interface between session and role.
 
-A session (`ServerSession`, `ClientSession`) sends frames, keeps states and reconnects. A role (training, prediction,
-alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON
-objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
+A session (`ServerSession`, `ClientSession`) sends frames, keeps states and reconnects. It asks its role (training,
+prediction, alignment or dry run) for all decisions, for example whether a process is admitted. For this, the role
+implements `ServerHandshake` or `ClientHandshake`. Payloads are JSON objects in the control messages of `control.py`.
+The role reads them strictly into the dataclasses below.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
@@ -46,7 +47,7 @@ class Code(enum.StrEnum):
     OTHER_RUN = "other_run"  # the party's folder belongs to another run
     RUN_FINISHED = "run_finished"
     RUN_STARTED = "run_started"  # the party asks for a fresh start, but the run has begun
-    OTHER_PURPOSE = "other_purpose"  # training, prediction, alignment or dry run
+    OTHER_PURPOSE = "other_purpose"  # the process has another purpose than the server, for example a dry run
     DIFFERENT_FACTS = "different_facts"
     DIFFERENT_SETTINGS = "different_settings"
     INVALID_SETTINGS = "invalid_settings"  # the settings cannot run on this data
@@ -87,7 +88,7 @@ class Process:
 class ResultPayload:
     """Sent by a party when it has written its results."""
 
-    weights_sha256: Short = ""  # training
+    weights_sha256: Short = ""  # training: digest of the selected weights; empty if noise is added
     ledger: SignedHead | None = None  # head of the party's ledger after its last release
     received: Number = 0  # prediction: number of nodes whose scores the party received; alignment: number of common ids
 
@@ -113,7 +114,7 @@ class WelcomePayload:
     roster: tuple[Short, ...]
     index: Number  # the party's place in the roster
     run: Short
-    now: float | None = None  # dry run: the server's clock
+    now: float | None = None  # the time of the server's clock; only in a dry run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,8 @@ class StatementPayload:
     digest: Short = ""  # digest of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
-    ledger: SignedHead | None = None  # head of the party's ledger, which is durable; None in a dry run
-    findings: Findings = ()  # dry run
+    ledger: SignedHead | None = None  # head of the party's durable ledger; None in a dry run
+    findings: Findings = ()  # the party's findings in a dry run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class IdKeys:
         self._shares: dict[str, str] = {}  # keys of the other parties, by name
 
     def store_shares(self, shares: Mapping[str, IdShare]) -> None:
-        """Store the key shares of all parties, which the server forwards. Refuse a share without a valid signature."""
+        """Store the parties' key shares that the server forwards. Refuse a share without a valid signature."""
         others = {name: share for name, share in shares.items() if name != self._name}
         for name, share in others.items():
             what = f"party {self._name!r}: the share for the comparison of ids"

@@ -148,7 +148,7 @@ class ScriptParty(PartyPurpose[ResultT]):
 
     @abstractmethod
     def settings(self) -> RunConfig:
-        """Return the settings of the run, which are part of the statement."""
+        """Return the settings of the run, for this party's statement."""
 
     @abstractmethod
     def facts(self) -> Facts:

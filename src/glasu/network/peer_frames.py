@@ -131,7 +131,7 @@ class PeerFrames:
     # --- hello ----------------------------------------------------------------------------
 
     def _take_hello(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
-        """Resume a known process, admit a new one, or refuse it."""
+        """Resume the channel of a known process, admit a new process, or refuse it."""
         if self._roster.failure is not None:
             self._roster.stop(stream)
         elif self._roster.run.state is RunState.LEAVING:
@@ -217,7 +217,7 @@ class PeerFrames:
         self._roster.ask_to_compare()
 
     def _take_final(self, peer: Peer, message: Any) -> None:
-        """Process the last message of a party, which ends the stream."""
+        """Process a message with which a party ends its stream."""
         if isinstance(message, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
             if self._roster.run.state in RUN_ENDED:  # the run ended while the message was in transit

@@ -112,7 +112,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         )
 
     def accept(self, offered: WelcomePayload) -> None:
-        """Check that the server's roster and settings are those of this model's training, and build the client."""
+        """Check that the server has the roster and settings of this model's training, and build the client."""
         note_welcome(self.state)
         if offered.roster != self.roster:
             raise RefusalError(

@@ -83,7 +83,7 @@ def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: S
     Until a party has joined, the parties and settings may change. If they have changed, the function returns False.
 
     Raises:
-        ConfigError: parties have joined the run in the folder, and it has other parties or settings.
+        ConfigError: parties have joined the run in the folder, but its roster or settings differ.
     """
     if record.run is None:
         refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)

@@ -448,7 +448,7 @@ VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the cause of a gRPC error. The server's metadata states it; otherwise it follows from gRPC's text."""
+    """Return the cause of a gRPC error: from the server's metadata if it is there, otherwise from gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
@@ -467,7 +467,7 @@ def read_details(status: str, details: str) -> Disconnection:
 
 
 def _find_bind_error(address: str) -> str:
-    """Return the operating system's reason why the address cannot be bound, which gRPC does not report, or ""."""
+    """Return why the operating system cannot bind the address, or "". gRPC does not report this reason."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
         for family, kind, protocol, _, where in found:

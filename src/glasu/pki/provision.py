@@ -89,7 +89,7 @@ def provision(
         parties: the roster; the position of a party is its client index.
         hosts: the DNS names and IP addresses of the server.
         days: validity of the kits.
-        now: the current time by default.
+        now: the time at which the kits are made; None: the current time.
     """
     check_roster(parties)
     return make_federation(out, parties, hosts, days, truncate_to_seconds(now))
@@ -245,7 +245,7 @@ def change_authority(
         keys: the public keys of parties that made their own keys; their folders get no private key.
 
     Returns:
-        The new kits, except those whose keys are in `keys`.
+        The new kits whose private keys were made here.
     """
     authority = _issue(replace(authority, state=state), issued, days, keys)
     write_atomically(authority.folder / STATE, authority.state.to_toml())

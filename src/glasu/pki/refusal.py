@@ -21,7 +21,7 @@ def find_refusal(peer_certificate_pem: bytes | None, kit: Kit, *, now: datetime 
     Args:
         peer_certificate_pem: `auth_context()["x509_pem_cert"][0]`; None if the peer sent no certificate.
         kit: the kit of this role. A server accepts the parties of its roster, a party accepts the server.
-        now: the current time by default.
+        now: the time at which the certificate must be valid; None: the current time.
     """
     if not peer_certificate_pem:
         return "no certificate was presented"
@@ -48,7 +48,7 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
     if peer.name is None:
         return "the certificate names neither a party nor the server"
     if peer.role != find_role(peer.name):
-        return f"the certificate names {peer.name!r}, but its key usage is not that of a {find_role(peer.name)}"
+        return f"the certificate names {peer.name!r}, but its key usage does not fit a {find_role(peer.name)}"
     if peer.role != wanted:
         return f"the certificate belongs to a {peer.role}, but the certificate of a {wanted} is needed here"
     if kit.role == "server" and peer.name not in kit.roster:

@@ -39,7 +39,7 @@ def read_secret(folder: Path) -> Secret | None:
 
 
 def make_secret(folder: Path) -> Secret:
-    """Make the secret of a kit and return it. If the kit has a secret, return that one; nothing is overwritten."""
+    """Make the secret of a kit and return it. If the kit already has a secret, return it unchanged."""
     path, temporary = folder / SECRET, folder / f".{SECRET}.{secrets.token_hex(8)}"
     try:
         with name_file(path):

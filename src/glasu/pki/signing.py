@@ -53,7 +53,7 @@ def sign_requests(
         requests: files that `glasu provision request` made.
         hosts: the DNS names and IP addresses of the server; only for a new CA, or with a request from the server.
         days: validity of the certificates.
-        now: the current time by default.
+        now: the time of the signature; None: the current time.
     """
     now = truncate_to_seconds(now)
     found = [read_request(path) for path in requests]

@@ -1,6 +1,6 @@
 """A dry run of an alignment: check the optional package, and the number and normalisation of each party's ids.
 
-No id is sent. The findings of a party contain the number of its ids, which an alignment reveals to all roles as well.
+No id is sent. The findings of a party contain the number of its ids. An alignment reveals this number as well.
 """
 
 from __future__ import annotations
