@@ -12,12 +12,13 @@ INSTALL = $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt
 
 .PHONY: setup demo test check-types run-tests test-slow bench clean
 
-# Tests start many processes. Without bytecode on disk each of them compiles the package again.
+# Tests start many processes. Without bytecode on disk, each process would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(VENV)/.ready
 
-# pip reads dependency groups from 25.1 on. torch comes first: an unpinned one may pull gigabytes of GPU packages.
+# pip supports dependency groups since version 25.1. torch is installed first, with the version in constraints.txt,
+# because another version may install gigabytes of GPU packages.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) 'pip>=25.1'
@@ -37,7 +38,7 @@ test: setup
 check-types: setup
 	$(BIN)/mypy
 
-# Four workers keep two cores busy: tests of the network wait for time limits.
+# Network tests spend much of their time waiting for time limits, so four workers keep two cores busy.
 run-tests: setup
 	$(BIN)/pytest -q -n 4 --dist worksteal
 

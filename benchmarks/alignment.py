@@ -1,9 +1,9 @@
 """How long does a private alignment of 233,000 ids per party take, and how many bytes does it send?
 
-The script writes one shuffled table of ids per party and aligns the folders in this process. The share --common of the
-ids is the same in all tables. A party multiplies every point of every set once, so the seconds grow with the number of
-ids and with the number of parties. Between organisations the parties compute at the same time on different machines;
-"alone" is the computing time of one party, estimated from 2,000 points.
+The script writes one shuffled table of ids per party and aligns the folders in this process. The option --common sets
+the share of the ids that all tables contain. A party multiplies every point of every set once, so the seconds grow with
+the number of ids and with the number of parties. In a real alignment, the parties compute at the same time on different
+machines; "alone" is the computing time of one party, estimated from 2,000 points.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLE = 2000  # number of points that are timed
 
 
 def write_folders(root: Path, num_parties: int, num_ids: int, common: float) -> list[Path]:
-    """Write tables with `num_ids` ids each; the given share of the ids is in all tables."""
+    """Write tables with `num_ids` ids each. All tables share the given fraction of their ids."""
     rng, shared, folders = np.random.default_rng(0), round(num_ids * common), []
     for index in range(num_parties):
         own = [f"person-{number:09d}" for number in range(shared)]
@@ -45,7 +45,7 @@ def write_folders(root: Path, num_parties: int, num_ids: int, common: float) -> 
 
 
 def measure_points() -> tuple[float, float]:
-    """Return the seconds to hash an id to a point, and the seconds of one multiplication."""
+    """Return the seconds to hash one id to a point, and the seconds to multiply one point."""
     blinding, start = Blinding(bytes(32)), time.perf_counter()
     points = hash_ids([f"person-{number}" for number in range(SAMPLE)])
     hashed = time.perf_counter()

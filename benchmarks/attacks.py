@@ -2,10 +2,10 @@
 
     python benchmarks/attacks.py off --datasets cora,minesweeper
 
-Every argument is a column of the table: `off`, the name of a privacy profile, or a TOML file with settings that are
-applied to every run, such as privacy.toml. If a profile refuses the sampler or the layers of a run, the run uses a
-sampler and layers that the profile allows. Four kinds of runs are recorded and attacked. The attacked data follows the
-colon:
+Every argument becomes a column of the table. An argument is `off`, the name of a privacy profile, or a TOML file such
+as privacy.toml, whose settings are applied to every run. If a profile refuses the sampler or the layers of a run, the
+run uses a sampler and layers that the profile allows. Four kinds of runs are recorded and attacked. This list gives
+their settings and, after the colon, the attacked data:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
@@ -13,9 +13,9 @@ colon:
     pair      two parties: the representation of the other party
 
 In a fifth run, `split`, a server sends different answers to different parties for one round. Parties have secrets, as
-over a network. A cell is "refused" if the settings of the column refuse the run. "own data" is the score of a role that
-uses its own data and public facts but no messages. If this score differs in a later column, it follows the score of
-that column in brackets.
+they have in a run over a network. A cell says "refused" if GLASU refuses the run with the settings of the column. The
+column "own data" is the score of a role that uses its own data and public facts, but no messages. Where this score
+differs with the settings of another column, that column shows its own value in brackets.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RUNS: dict[str, Sections] = {
     },
     "pair": {"data": {"num_clients": 2}, "train": {"num_rounds": 10, "evaluate_every": 10, **SAMPLED}},
 }
-KEPT = {  # run -> the attacks on its recorded messages
+KEPT = {  # run -> the attacks on the messages of this run
     "rounds": ("features", "training nodes"),
     "sets": ("edges",),
     "owner": ("labels", "training nodes from index sets"),
@@ -73,7 +73,7 @@ ONCE: Sections = {"train": {"sampler": "full", "batch_size": 0}, "model": {"aggr
 
 
 def read_column(text: str) -> Sections:
-    """Return the settings that an argument of the command names."""
+    """Return the settings for a column argument: `off`, a profile or a TOML file."""
     if text == "off":
         return {}
     if text.endswith(".toml"):
@@ -82,7 +82,7 @@ def read_column(text: str) -> Sections:
 
 
 def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunConfig:
-    """Return the settings of a run; the settings of the column have priority."""
+    """Return the settings of a run. The settings of the column override the run's own settings."""
     base: dict[str, dict[str, Any]] = {
         "data": {"name": dataset},
         "train": {"preset": "none", "patience": 0, "seed": seed},
@@ -91,17 +91,17 @@ def configure(dataset: str, seed: int, run: Sections, column: Sections) -> RunCo
         for name, keys in sections.items():
             base.setdefault(name, {}).update(keys)
     if column.get("privacy", {}).get("profile") == "server" and base["train"].get("sampler") == "neighbor":
-        base["train"]["sampler"] = "shared"  # masks refuse neighbour sampling with several aggregation layers
+        base["train"]["sampler"] = "shared"  # with several aggregation layers, masks require shared sampling
     return RunConfig.from_dict(base, f"the settings of {dataset}")
 
 
 def make_secrets(names: list[str]) -> dict[str, bytes]:
-    """Return fixed secrets, so that the figures can be repeated."""
+    """Return fixed secrets, which make the figures reproducible."""
     return {name: hashlib.sha256(f"secret of {name}".encode()).digest() for name in names}
 
 
 def attack_recorded(config: RunConfig, attacks: tuple[str, ...]) -> list[AttackResult]:
-    """Record a run and attack it; the last row is the test accuracy of the model."""
+    """Record a run and attack it; the last row contains the test accuracy of the model."""
     parties = apply_method(config, load_parties(config)).parties
     with tempfile.TemporaryDirectory() as folder:
         options = SimulationOptions(transcript=Path(folder), secrets=make_secrets([party.name for party in parties]))
@@ -126,7 +126,7 @@ def attack_split(config: RunConfig) -> list[AttackResult]:
 def list_findings(
     dataset: str, seed: int, column: Sections, runs: list[str]
 ) -> Iterator[tuple[str, list[AttackResult] | str]]:
-    """Yield the findings of every run, or the reason why the run was refused."""
+    """Yield the results of every run, or the reason why the run was refused."""
     work: dict[str, tuple[Sections, Callable[[RunConfig], list[AttackResult]]]] = {}
     for name, sections in RUNS.items():
         work[name] = sections, partial(attack_recorded, attacks=KEPT[name.partition("-")[0]])
@@ -141,7 +141,7 @@ def list_findings(
 
 
 def main() -> None:
-    """Print one table per data set, with a row per attack and role and with the scores of every column."""
+    """Print one table per data set. A table has a row per attack and role, and a score per column argument."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("columns", nargs="+", metavar="COLUMN", help="off, a profile, or a TOML file")
     parser.add_argument("--datasets", default="cora,minesweeper")
@@ -164,7 +164,7 @@ def main() -> None:
                     row = rows.setdefault((run, each.attack, each.role), {})
                     baseline = row.setdefault("own data", f"{each.baseline:.3f}")
                     row[column] = f"{each.score:.3f}"
-                    if f"{each.baseline:.3f}" != baseline:  # for example because fewer nodes are evaluated
+                    if f"{each.baseline:.3f}" != baseline:  # for example, fewer nodes are evaluated with these settings
                         row[column] += f" ({each.baseline:.3f})"
                     row.setdefault("chance", f"{each.chance:.3f}")
                     row.setdefault("measure", each.measure)

@@ -2,16 +2,16 @@
 
     python benchmarks/bytes_to_accuracy.py --datasets cora,citeseer,pubmed --seeds 5 --jobs 2
 
-The first two rows are ensemble and smooth, the methods that need almost no bytes. The other settings range from an
+The first two rows are ensemble and smooth, the methods that send almost no bytes. The other settings range from an
 exchange of every layer in every step to an exchange of one narrow layer of 8-bit numbers every few steps. Every run
-trains for a fixed number of rounds. The table shows the cost until the validation accuracy first reaches the goal, the
-megabytes until it exceeds that of the best cheap method with the same seed, and the test accuracy of the selected
-model. The best cheap method is the ensemble or smooth setting with the highest mean validation accuracy. Bytes include
-sampling, training and validation. Runs that are in the output folder are not repeated.
+trains for a fixed number of rounds. The best cheap method is the ensemble or smooth setting with the highest mean
+validation accuracy. The table shows the cost until the validation accuracy first reaches the goal, the megabytes until
+it exceeds the validation accuracy of the best cheap method with the same seed, and the test accuracy of the selected
+model. Bytes include sampling, training and validation. Runs that are in the output folder are not repeated.
 
     python benchmarks/bytes_to_accuracy.py --ladder cheap --datasets cora --seeds 10
 
-This command compares runs of a few megabytes with the best cheap method. Its bytes are those of the whole run:
+This command compares runs of a few megabytes with the best cheap method. It counts the bytes of the whole run:
 training, evaluations and the test. The last two settings were chosen by validation accuracy on seeds 100-104, and the
 setting with party dropout was chosen on seeds 100 and 101.
 """
@@ -102,7 +102,7 @@ CHEAP: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def runs(dataset: str, seeds: int, ladder: Sequence[tuple[str, str, dict[str, Any]]] = LADDER) -> list[Run]:
-    """Return the runs of all settings on a data set, setting by setting."""
+    """Return the runs of all settings on a data set. Runs with the same setting are consecutive."""
     result = []
     for name, method, changes in ladder:
         for seed in range(seeds):
@@ -117,13 +117,13 @@ def find_point_that_reaches(result: RunResult, goal: float) -> CurvePoint | None
 
 
 def find_best_cheap(cells: Sequence[Sequence[RunResult]]) -> Sequence[RunResult]:
-    """Return the cheap setting with the best mean validation accuracy, over all seeds."""
+    """Return the runs of the cheap setting whose mean validation accuracy over the seeds is highest."""
     cheap = [cell for cell in cells if cell[0].row.method in CHEAP_METHODS]
     return max(cheap, key=lambda cell: fmean(result.row.validation_accuracy for result in cell))
 
 
 def format_excess(cell: Sequence[RunResult], best: Sequence[RunResult]) -> str:
-    """Return the mean megabytes until validation exceeds the best cheap method, and the number of such seeds."""
+    """Return the mean megabytes until validation beats the best cheap method, and how many seeds achieve this."""
     if cell[0].row.method in CHEAP_METHODS:
         return "-"
     goals = {other.row.seed: other.row.validation_accuracy for other in best}
@@ -133,7 +133,7 @@ def format_excess(cell: Sequence[RunResult], best: Sequence[RunResult]) -> str:
 
 
 def rung(dataset: str, results: Sequence[RunResult], best: Sequence[RunResult]) -> list[str]:
-    """Return the table row of one setting over all seeds; `best` has the runs of the best cheap method."""
+    """Return the table row of one setting over all seeds; `best` contains the runs of the best cheap method."""
     firsts = [first for result in results if (first := find_point_that_reaches(result, STOP_AT[dataset])) is not None]
     whole = [result.curve[-1].bytes / 1e6 for result in results]
     cost = ["-"] * 3
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def write_csv(path: Path, results: Sequence[RunResult]) -> None:
-    """Write one line per run: bytes of sampling, training and validation, in total and until its goal is reached."""
+    """Write one line per run: the bytes of sampling, training and validation, in total and up to the goal."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["dataset", "setting", "seed", "test_accuracy", "bytes", "bytes_to_goal"])

@@ -1,11 +1,11 @@
-"""Which settings should `train.preset = "auto"` choose between?
+"""Which settings should `train.preset = "auto"` try?
 
     python benchmarks/candidates.py --datasets cora,actor --seeds 3
 
-Each setting trains on each data set, divided as in defaults.py, with seeds that defaults.py does not use. The score is
-the best one on the validation nodes. Test scores are not read, so the choice of candidates does not depend on them. The
-table shows the mean over the seeds; the megabytes are those of one run. With `--one-hot`, one column for each node
-replaces the features, and these columns are divided among the parties.
+Each setting trains on each data set. The data is divided as in defaults.py, but the seeds are different ones. The score
+is the best validation score of the run. Test scores are not read, so the choice of candidates does not depend on them.
+The table shows the mean over the seeds, and the megabytes of one run. With `--one-hot`, the features are replaced by
+one column per node, and these columns are divided among the parties.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def replace_features(parties: list[glasu.PartyData]) -> list[glasu.PartyData]:
-    """Return the parties with one column for each node instead of their features."""
+    """Replace the features of the parties by one column per node."""
     count = parties[0].num_nodes
     columns = np.array_split(np.random.default_rng(0).permutation(count), len(parties))
     whole = sp.csc_array(sp.eye_array(count, format="csc"), dtype=np.float32)
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=",".join(DATASETS))
     parser.add_argument("--partition", default="features", choices=("features", "apart"))
-    parser.add_argument("--one-hot", action="store_true", help="one column for each node instead of the features")
+    parser.add_argument("--one-hot", action="store_true", help="replace the features by one column per node")
     parser.add_argument("--seeds", type=positive, default=3, help=f"seeds {FIRST_SEED}..{FIRST_SEED}+N-1")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="names, separated by ';'")
     parser.add_argument("--out", type=place, help="also write the table to this file")

@@ -2,15 +2,15 @@
 
     python benchmarks/compare_trees.py OLD_TREE [--turns N] [--cases PATTERN]...
 
-The cases are those of round.py, speed.py and network.py. A turn runs each case once with each checkout; the order of
-the checkouts changes from turn to turn. The time is the user and system time of all processes of a run. Except for
-whole runs, the script subtracts the time of a short run from that of a long run. The difference is the time of the
-rounds, without start and evaluation. A first run of each case is not timed; it compiles the loops and converts the
-data.
+The cases are those of round.py, speed.py and network.py. In each turn, both checkouts run each case once; the order of
+the checkouts changes from turn to turn. The measured time is the user and system time of all processes of a run. If a
+case is not a whole run, the script subtracts the time of a short run from the time of a long run. The difference is
+the time of the rounds, without start and evaluation. Each case first runs once without being timed, to compile the
+loops and convert the data.
 
-Both checkouts are used through the public API and the command line only, with this Python. A table shows the median of
-the ratio new / old over the turns, and its 95 % interval from order statistics. Ctrl-C ends the measurement and prints
-the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
+The script uses both checkouts only through the public API and the command line, with the current Python. The table
+shows the median over the turns of the ratio new / old, and its 95 % interval from order statistics. Ctrl-C ends the
+measurement and prints the table of the turns so far. The exit code is 1 if the interval of a case lies above --limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from glasu import PartyData
 
 TREE = Path(__file__).resolve().parents[1]
-PROCESS_TURNS = 5  # turns after which new processes run the cases of class Rounds
+PROCESS_TURNS = 5  # after this many turns, new processes replace those that run the cases of class Rounds
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 
 
@@ -47,7 +47,7 @@ NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 class Rounds:
     """Rounds of all parties in one process, without checkpoints."""
 
-    train: dict[str, Any]  # keys that differ from the paper's settings
+    train: dict[str, Any]  # the keys of [train] that differ from the paper's settings
     data: dict[str, Any]
     windows: int = 2  # number of timed windows
     dense: bool = False  # whether to store sparse features as a dense array
@@ -55,12 +55,12 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Commands:
-    """A run with the command line: in one process, or between a server and three parties."""
+    """A run from the command line, either in one process or between a server and three parties."""
 
     settings: str
     long: int  # rounds of the long run
     short: int = 0  # rounds of the short run; 0: time the whole run
-    line: Line | None = None  # link between the parties and the server; None: one process
+    line: Line | None = None  # link between the parties and the server; None: train in one process
 
 
 JOINT = {"backward": "joint", "num_local_steps": 1, "optimizer": "sgd"}
@@ -89,7 +89,7 @@ CASES: dict[str, Rounds | Commands] = {
 
 
 class Worker:
-    """A process that times the cases of class Rounds with the package of one checkout."""
+    """A process that times the cases of class Rounds. It uses the package of one checkout."""
 
     def __init__(self, environment: dict[str, str], cases: Sequence[str]) -> None:
         command = [sys.executable, __file__, "--worker", *cases]
@@ -117,7 +117,7 @@ class Worker:
 
 
 def work(cases: Sequence[str]) -> None:
-    """Run the worker: load the data, run every case once, then time the cases that are read from standard input."""
+    """Run the worker: load the data, run every case once, then read case names from standard input and time them."""
     loaded: dict[str, list[PartyData]] = {}
 
     def seconds(name: str, windows: int) -> float:
@@ -131,7 +131,7 @@ def work(cases: Sequence[str]) -> None:
         train(loaded[key], config, workers=1)
         return time.process_time() - start
 
-    from glasu import train  # the package of the checkout on PYTHONPATH
+    from glasu import train  # the checkout's own package, which PYTHONPATH selects
 
     for name in cases:
         seconds(name, 2)  # two windows, so that the agreement on the node sets of a later window also runs once
@@ -151,7 +151,7 @@ def _load(case: Rounds) -> list[PartyData]:
 
 
 class Checkout:
-    """One of the two checkouts. It times cases with its own package."""
+    """One of the two checkouts. It times the cases with its own package."""
 
     def __init__(self, tree: Path, folder: Path, cases: Sequence[str]) -> None:
         self.tree = tree
@@ -196,9 +196,9 @@ class Checkout:
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return two order statistics between which the median lies with probability `level` or more.
+    """Return two order statistics whose interval contains the median with probability `level` or more.
 
-    Fewer than six values have no such interval at level 0.95; the result is then the least and the greatest value.
+    At level 0.95 this requires six values; with fewer, the result is the smallest and the largest value.
     """
     ordered, count = sorted(values), len(values)
     tail, rank = 0.0, 0  # `tail`: probability that fewer than `rank` + 1 values lie below the median
@@ -215,7 +215,7 @@ def main() -> int:
     """Compare two checkouts and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, metavar="OLD_TREE", help="old checkout")
-    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout; by default, this one")
+    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout (default: this one)")
     parser.add_argument("--turns", type=positive, default=15)
     parser.add_argument("--cases", action="append", metavar="PATTERN", help="such as 'speed*'; may be repeated")
     parser.add_argument("--limit", type=float, default=1.05, help="greatest allowed ratio (%(default)s)")

@@ -2,9 +2,9 @@
 
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 
-The modes send different tensors: stale updates send representations, exact gradients also send gradients, and a label
-owner sends the gradient at H[L]. Paired runs have the same data, split, initial weights and dropout. Runs that are in
-the output folder are not repeated.
+The modes send different tensors. Stale updates send representations. Exact gradients also send gradients. A label
+owner also sends the gradient at H[L]. Paired runs have the same data, split, initial weights and dropout. Runs that are
+in the output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "owner": ("glasu-4", {"train": {"labels": "a"}}),
 }
 WIDTHS = (64, 128, 192)
-ALLOWED_LOSS = 0.3  # points of accuracy that int8 may lose
-ALLOWED_SHARE = 0.27  # share of the bytes of fp32 tensors that int8 may send, from width 128 on
+ALLOWED_LOSS = 0.3  # int8 may lose this many points of accuracy
+ALLOWED_SHARE = 0.27  # int8 tensors / fp32 tensors, largest ratio allowed from width 128 on
 
 
 def make_config(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
-    """Return the settings of a mode on a data set, with some keys of [train] changed."""
+    """Return the settings of a mode on a data set. The keyword arguments change keys of [train]."""
     method, changes = MODES[mode]
     return read_settings(dataset, method).replace(**changes).replace(wire={"precision": precision}, train=train)
 
@@ -54,7 +54,7 @@ def results_of(folder: Path, planned: Sequence[Run]) -> list[RunResult]:
 
 
 def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence[RunResult]) -> list[str]:
-    """Return a row of the accuracy table: the mean difference from fp32 over the seeds, in points."""
+    """Return a row of the accuracy table. It contains the mean difference from fp32 over the seeds, in points."""
     gains = [one - other for one, other in zip(list_percentages(results), list_percentages(exact), strict=True)]
     error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     share = fmean(result.row.bytes for result in results) / fmean(result.row.bytes for result in exact)
@@ -63,19 +63,19 @@ def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
-    """Count the tensor bytes of the rounds until the first evaluation, of this evaluation, and of the test."""
+    """Count the tensor bytes of the rounds until the first evaluation, of this evaluation and of the test."""
     config = make_config(dataset, mode, precision)
     config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
     return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
 
 
 def main() -> None:
-    """Print the accuracies of every data set, then the bytes of every width."""
+    """Print the accuracies on every data set, then the tensor bytes at every width."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="cora")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="number of rounds (default: that of the settings)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/compression"))
     args = parser.parse_args()

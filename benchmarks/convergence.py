@@ -1,10 +1,10 @@
-"""Does the exact gradient vanish at the rate of the paper's Theorem 1 if training uses sampled, local, stale gradients?
+"""Does the exact gradient vanish at the rate of Theorem 1 in the paper, although training is sampled, local and stale?
 
-The plot shows the mean over t and q of |grad L(W^{t,q}; D)|^2 against TQ, one run per point, with step c (TQ)^-1/2. L
-is the sum of the clients' losses over all training nodes with all edges. Autograd computes the gradient of L through
-all clients together, at 64 of the TQ updates: at each of the first updates, then at one update in each of a series of
-growing intervals, weighted by the length of the interval. Tables show the bias and variance of the sampled gradient,
-and the angle between the gradient of Algorithm 1 and the exact gradient.
+The plot shows the mean over t and q of |grad L(W^{t,q}; D)|^2 as a function of TQ. Each run is one point, and its step
+size is c (TQ)^-1/2. L is the sum of the clients' losses over all training nodes with all edges. Autograd computes the
+gradient of L through all clients together, at 64 of the TQ updates. These are the first updates and then one update
+from each of a series of growing intervals, weighted by the length of its interval. Tables show the bias and variance of
+the sampled gradient, and the angle between the gradient of Algorithm 1 and the exact gradient.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from tables import markdown
 
-STEP = 1.0  # c: the step is c (TQ)^-1/2 for all Q, K and M
+STEP = 1.0  # c; the step size is c (TQ)^-1/2 for all Q, K and M
 NUM_USERS = 2000
 SPLIT = (0.5, 0.1, 0.1)  # many training nodes: a network that memorises all of them has no gradient noise
 UNSAMPLED: dict[str, Any] = {"sampler": "full", "batch_size": 0, "num_rounds": 1, "num_local_steps": 1}
-LAST = 0.25  # the fraction of a run that "late" covers
+LAST = 0.25  # "late" means this last fraction of a run
 
 
 def base_config() -> RunConfig:
@@ -123,7 +123,7 @@ def weights_of(clients: Sequence[Client]) -> list[Tensor]:
 
 
 def protocol_gradients(config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]) -> Tensor:
-    """Return the gradients that the protocol computes at fixed weights, with one row per round."""
+    """Return the gradients that the protocol computes at fixed weights. A row contains the gradients of one round."""
     clients, rows = build(config, parties), []
     for client, vector in zip(clients, weights, strict=True):
         vector_to_parameters(vector.clone(), client.learner.model.parameters())
@@ -146,7 +146,7 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
 
 @dataclass(frozen=True)
 class Point:
-    """One run of TQ updates: squared norms of the exact gradient, and the remaining loss."""
+    """One run with TQ updates: squared norms of the exact gradient, and the loss at the end."""
 
     updates: int  # TQ
     average: float  # mean of the squared norms over all (t, q)
@@ -155,7 +155,7 @@ class Point:
 
 
 def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
-    """Choose updates to measure, one in each of a series of growing intervals; also return the interval lengths."""
+    """Choose the updates to measure, one in each of a series of growing intervals; also return the interval lengths."""
     edges = np.unique(np.rint(np.geomspace(1, updates, count)).astype(int))
     starts, ends = np.concatenate([[0], edges[:-1]]), edges
     rng = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
 
 
 def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count: int) -> tuple[Point, list[Tensor]]:
-    """Train with TQ updates and measure the exact gradient; also return the last measured weights."""
+    """Train with TQ updates and measure the exact gradient; also return the weights at the last measured update."""
     rounds, step = updates // config.train.num_local_steps, STEP / math.sqrt(updates)
     config = config.replace(train={"num_rounds": rounds, "learning_rate": step})
     chosen, weight = looks(updates, count)
@@ -202,11 +202,11 @@ class Curve:
     num_clients: int
     layers: int  # K
     steps: int  # Q
-    pooled: bool  # whether the data was pooled and divided again, which is needed for M other than 3
+    pooled: bool  # whether the data was pooled and divided again, as required unless M = 3
     points: list[Point]
 
     def slope(self, late: bool = False) -> float:
-        """Return the exponent of TQ, by least squares over all points."""
+        """Return the exponent of TQ, fitted by least squares to all points."""
         values = [point.late if late else point.average for point in self.points]
         return float(np.polyfit(np.log([point.updates for point in self.points]), np.log(values), 1)[0])
 
@@ -231,7 +231,7 @@ def list_last_layers(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def check_exactness(config: RunConfig, parties: Sequence[PartyData]) -> float:
-    """Return the relative difference between the joint gradient without sampling and autograd through all clients."""
+    """Compare the joint gradient without sampling to autograd through all clients; return the relative difference."""
     exact = ExactGradient(config, parties)
     weights = weights_of(exact.clients)
     mine = exact.at(weights)[1]
@@ -244,8 +244,8 @@ def sampling_error(
 ) -> tuple[float, float, float, float]:
     """Measure how far sampled gradients are from the exact gradient.
 
-    Returns the squared norm of the exact gradient, and of the sampled gradient the squared bias, the standard error of
-    the squared bias, and the variance.
+    Returns the squared norm of the exact gradient, then three values of the sampled gradient: its squared bias, the
+    standard error of the squared bias, and its variance.
 
     The draws use another seed, because the weights were trained on the draws of the first seed.
     """
@@ -253,7 +253,7 @@ def sampling_error(
     frozen = config.replace(train={"backward": "joint", "num_local_steps": 1, "num_rounds": draws, "seed": 1})
     deviations = protocol_gradients(frozen, parties, weights).double() - exact
     variance, mean = float(deviations.var(dim=0).sum()), deviations.mean(dim=0)
-    bias = float(mean.square().sum()) - variance / draws  # corrected for the finite draws
+    bias = float(mean.square().sum()) - variance / draws  # corrected for the finite number of draws
     error = 2 * float((deviations @ mean).std()) / math.sqrt(draws)
     return float(exact.square().sum()), bias, error, variance
 
@@ -282,7 +282,7 @@ MARKERS = ("o", "s", "^", "D")
 
 
 def draw(curves: Sequence[Curve], out: Path) -> None:
-    """Plot the curves by Q, K and M with the two slopes of the paper, and the mean over the last steps by Q."""
+    """Plot the curves for each Q, K and M with the two slopes of the paper, and the late means for each Q."""
     own = [curve for curve in curves if not curve.pooled]
     middle = base_config()
     two, four = len(middle.model.aggregation_layers), middle.train.num_local_steps

@@ -2,8 +2,9 @@
 
     python benchmarks/defaults.py --datasets cora,actor --seeds 10 --runs defaults.csv
 
-Every data set is divided among three parties (or has one party per relation), with 60, 20 and 20 % of each class for
-training, validation and test. `glasu` is `RunConfig()`, where the preset chooses. The alternatives are:
+Every data set is divided among three parties, or has one party per relation. Of each class, 60 % of the nodes are for
+training, 20 % for validation and 20 % for testing. `glasu` is `RunConfig()`, whose preset chooses the settings. The
+alternatives are:
 
 alone    the best party on validation, by label propagation or by its model with the settings that the preset chose
 ensemble averaged class probabilities of the parties that trained alone, with the same settings
@@ -12,13 +13,13 @@ linear   logistic regression on the pooled features; C is chosen on validation
 sage     two layers of GraphSAGE on the pooled data, written with torch only; the epoch is chosen on validation
 gcn      two layers of GCN, trained like sage
 
-`--partition apart` puts features and edges at different parties. The score is the test accuracy, or for minesweeper and
-tolokers the ROC AUC. The table shows the mean over the seeds and, in brackets, the 90 % interval of the paired
+`--partition apart` gives features and edges to different parties. The score is the test accuracy, or the ROC AUC for
+minesweeper and tolokers. The table shows the mean over the seeds and, in brackets, the 90 % interval of the paired
 difference, glasu minus the alternative. Runs in the file are not repeated.
 
-Two options run only some methods and add a table of the change of the score. With `--timestamps` every party has one
-more column, which is independent of the classes: the seconds since 1970 of a random time within a year. With `--labels
-a` only party a has labels.
+Two options run only some methods and add a table of the change of the score. `--timestamps` gives every party one more
+column, which contains the seconds since 1970 of random times within a year and is independent of the classes. With
+`--labels a`, only party a has labels.
 """
 
 from __future__ import annotations
@@ -107,10 +108,10 @@ class Gcn(nn.Module):
 
 
 def make_config(dataset: str, seed: int, partition: str, labels: str = "all") -> glasu.RunConfig:
-    """Return the default settings for a data set; `labels` is the party that has them, or "all"."""
+    """Return the default settings for a data set; `labels` is the party that has the labels, or "all"."""
     data: dict[str, Any] = {"name": dataset, "split": (0.6, 0.2, 0.2), "partition": partition}
     if partition == "apart" and dataset in BINARY:
-        data["num_clients"] = 2  # these data sets have few columns, so one party has all of them
+        data["num_clients"] = 2  # these data sets have few columns, so one party holds all of them
     train = {"seed": seed, "labels": labels, **({"task": "binary"} if dataset in BINARY else {})}
     return glasu.RunConfig.from_dict({"data": data, "train": train})
 
@@ -213,7 +214,7 @@ def train_linear(parties: Sequence[glasu.PartyData], *, binary: bool) -> tuple[f
 
 
 def pick_party(report: glasu.RunReport) -> tuple[float, float]:
-    """Return the test and validation scores of the party with the best validation, by model or label propagation."""
+    """Return the test and validation scores of the party whose model or label propagation validates best."""
     pairs = []
     for field in ("per_client", "per_client_propagation"):
         validation, test = (getattr(scores, field) or () for scores in (report.validation, report.test))
@@ -223,7 +224,7 @@ def pick_party(report: glasu.RunReport) -> tuple[float, float]:
 
 
 def run_with_owner(dataset: str, seed: int, partition: str, owner: str, done: Mapping[str, Row]) -> list[Row]:
-    """Run glasu with the labels at one party, unless the file contains this run."""
+    """Run glasu with the labels at one party, unless `done` contains this run."""
     method, metric, start = name_owner(owner), "roc_auc" if dataset in BINARY else "accuracy", time.process_time()
     if method in done:
         return []
@@ -329,7 +330,7 @@ def compare(rows: Sequence[Row], dataset: str) -> list[str] | None:
 
 
 def compare_change(rows: Sequence[Row], dataset: str, method: str = "glasu", timestamps: int = 0) -> list[str] | None:
-    """Return a row of a table of changes: the change of the score from plain glasu, over the same seeds."""
+    """Return a row of a table of changes: the difference between the score and that of plain glasu, paired by seed."""
     changed, plain = (
         {
             row["seed"]: 100 * row["score"]

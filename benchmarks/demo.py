@@ -4,8 +4,8 @@
 
 The settings are those of `glasu demo`. A seed changes the data, the splits and the weights. "alone" is the mean over
 the departments. "best party alone" is the department with the best validation accuracy, by its model or by label
-propagation. The last row is GLASU if only "profile" has labels. Differences are GLASU with exact gradients minus the
-alternative with the same seed. Their 90 % intervals are those of Student's t. Runs in the file are not repeated.
+propagation. In the last row, only "profile" has labels. A difference is GLASU with exact gradients minus the
+alternative with the same seed. The 90 % intervals come from Student's t. Runs in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIELDS = ("method", "rounds", "seed", "test_accuracy", "megabytes")
 
 
 def run(method: str, rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Train once and return the rows of the file: one, or two if every department trains alone."""
+    """Train once and return the rows for the file. There is one row, or two if every department trains alone."""
     config = make_demo_config(rounds, seed).replace(train=RUNS[method])
     report = glasu.train(glasu.load_parties(config), config)
     scores = {method: report.test.accuracy}
@@ -54,7 +54,7 @@ def run(method: str, rounds: int, seed: int) -> list[dict[str, Any]]:
 
 
 def read_runs(path: Path, rounds: int) -> dict[tuple[str, int], tuple[float, float]]:
-    """Return accuracy in per cent and megabytes of the finished runs, by method and seed."""
+    """Return the accuracy in per cent and the megabytes of the finished runs, by method and seed."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:

@@ -1,6 +1,6 @@
-"""Draw the data of the benchmarks on convergence and traffic: three departments with features and a network each.
+"""Draw the data of the convergence and traffic benchmarks: three departments, each with features and a network.
 
-The data of a department separates some interests of its users and confuses others. No two departments confuse the same
+The data of a department separates some of its users' interests and confuses others. No two departments confuse the same
 interests, so together they can separate all of them. The networks follow the same pattern.
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INTERESTS = ("politics", "business", "culture", "sports", "travel", "science")
-SURPRISING = 0.08  # the share of users whose data is independent of their interest: no model can classify them
+SURPRISING = 0.08  # share of users whose data is independent of their interest, so no model can classify them
 SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten is a training node
 
 
 @dataclass(frozen=True)
 class Department:
-    """The data of one department: a group per interest, and how clearly features and network show the group."""
+    """The data of one department: one group per interest, and how clearly the features and the network show it."""
 
     name: str
-    groups: tuple[int, ...]  # the group of each interest; interests of one group look the same
+    groups: tuple[int, ...]  # the group of each interest; the data does not separate interests of one group
     num_features: int
     separation: float  # distance of the group centres from the origin; noise has variance 1 per column
     average_degree: float
@@ -74,7 +74,7 @@ def _draw_features(department: Department, groups: NDArray[np.int64], rng: np.ra
 
 
 def _draw_network(department: Department, groups: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """For every user, draw other users in proportion to their popularity, mostly within the user's group."""
+    """Draw other users for every user in proportion to their popularity, mostly within the user's group."""
     users = len(groups)
     popularity = rng.lognormal(0.0, department.tail, users)
     links = round(users * department.average_degree / (1 if department.directed else 2))

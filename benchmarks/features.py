@@ -1,10 +1,10 @@
-"""Do prepared features help, and does a column of timestamps do harm?
+"""Does preparing the features help, and does a column of timestamps do harm?
 
     python benchmarks/features.py --datasets cora,tolokers --seeds 3 --runs features.csv
 
-The script trains on every data set with raw features (`data.features = "none"`) and with prepared features (`"auto"`),
-with and without one more column per party ("+ time"). This column contains the seconds since 1970 of random times
-within a year and is independent of the classes. In "auto + rows", every prepared row is also divided by its length.
+The script trains on every data set with raw features (`data.features = "none"`) and with prepared features (`"auto"`).
+Each variant also runs with one more column per party ("+ time"). This column contains the seconds since 1970 of random
+times within a year and is independent of the classes. In "auto + rows", every prepared row is divided by its length.
 There are two settings: the default model ("gcnii"), and two layers of sage. The score is the test accuracy, or the ROC
 AUC if there are two classes. With `--split validation` it is the score on the validation nodes. Runs in the file are
 not repeated.

@@ -2,20 +2,20 @@
 
     python benchmarks/gradients.py --seeds 5            # prints the table of docs/experiments.md
 
-The script compares five gradients. It drives the steps of all clients itself, without messages. Every step reads the
-whole graph, all training nodes are the batch, and the optimizer is Adam.
+The script compares five gradients. It runs the steps of all clients itself, without messages. Every step reads the
+whole graph. The batch contains all training nodes, and the optimizer is Adam.
 
-local        Q = 4: client m descends its own loss with the others' parts constant (Algorithm 1)
-joint        Q = 1: all clients descend the sum of the losses, g_joint
+local        Q = 4: client m descends its own loss, and the others' parts are constant (Algorithm 1)
+joint        Q = 1: all clients descend the sum of the losses; its gradient is g_joint
 repeat       Q = 4: every step uses the g_joint of step 0
 corrected    Q = 4: step q uses (g_m(W_q) - g_m(W_0)) + g_joint(W_0), where g_m is the gradient of "local"
-activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> / M, where C_l is the summed gradient at
-             H[l+1] minus its own; at step 0 this gradient is g_joint
+activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> / M, where C_l is the gradient at H[l+1]
+             summed over all clients, minus the client's own gradient there; at step 0 the result equals g_joint
 
 The last three gradients use the dropout masks of step 0 in all steps of a round. The budget is either a number of
 exchanges or a CPU time. A round with K aggregation layers costs K exchanges with "local" and 2 K exchanges with the
-other gradients. The CPU time is that of the gradient whose runs took the least. For each budget and gradient, the step
-size is the one in STEPS whose mean validation score is at least that of the next larger and the next smaller step.
+other gradients. The CPU budget is the CPU time of the fastest gradient. For each budget and gradient, the step size is
+chosen from STEPS so that neither the next larger nor the next smaller step has a better mean validation score.
 "corrected" needs one more forward pass than the other gradients, because each forward pass allows only one backward
 pass.
 """
@@ -68,7 +68,7 @@ class Case:
     model: dict[str, Any]
     weight_decay: float
     score: str = "accuracy"
-    # Whether to descend the mean of the losses. With Adam, this equals their sum with M times the weight decay.
+    # Whether to descend the mean of the losses. With Adam, this is the same as their sum and M times the weight decay.
     mean_of_losses: bool = False
 
     @property
@@ -112,7 +112,7 @@ CASES = [
 
 
 def divide(case: Case, seed: int) -> list[PartyData]:
-    """Return the parties. In the partition "apart", the last party has all edges and the other parties the features."""
+    """Return the parties. In the partition "apart", the last party has all edges; the others have the features."""
     config = case.config(seed, STEPS[0])
     if case.partition == "features":
         return load_parties(config)
@@ -202,7 +202,7 @@ class Training:
         return torch.stack(tensors).sum(dim=0) / self.num_clients
 
     def _compute(self, index: int, masks: int, combine: Combine, share: Combine) -> None:
-        """Compute one forward and backward pass of every client with the dropout masks of a local step."""
+        """Compute one forward and backward pass of every client with the dropout masks of the given local step."""
         batches = [dataclasses.replace(batch, round=index) for batch in self.batches]
         steps = [own.step(batch, masks) for own, batch in zip(self.learners, batches, strict=True)]
         hidden, gradients = self._forward(steps, combine), []
@@ -257,7 +257,7 @@ class Training:
 
 
 def drain(script: Generator[Any, Any, Result]) -> Result:
-    """Run a script that exchanges no message to its end, and return its result."""
+    """Run a script that exchanges no messages to its end, and return its result."""
     while True:
         try:
             next(script)
@@ -267,7 +267,7 @@ def drain(script: Generator[Any, Any, Result]) -> Result:
 
 
 def accuracy(found: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Return the share of right predictions, in per cent."""
+    """Return the percentage of correct predictions."""
     return 100 * float((found.argmax(axis=1) == labels).mean())
 
 
@@ -280,19 +280,19 @@ def roc_auc(found: NDArray[Any], labels: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """The scores of one training run, after every EVERY rounds."""
+    """The scores of one training run, evaluated every EVERY rounds."""
 
     validation: list[float]
     test: list[float]
-    seconds: list[float]  # CPU seconds until each evaluation, without the evaluations
+    seconds: list[float]  # CPU seconds of training until each evaluation
 
     def best(self, rounds: int) -> int:
-        """Return the position of the first best evaluation within a number of rounds."""
+        """Return the index of the best evaluation within a number of rounds; if tied, the first."""
         return int(np.argmax(self.validation[: rounds // EVERY]))
 
 
 def train(case: Case, parties: list[PartyData], method: str, step: float, seed: int) -> Curve:
-    """Train with one gradient and evaluate after every EVERY rounds."""
+    """Train with one gradient and evaluate every EVERY rounds."""
     training, curve, spent = Training(case, parties, method, step, seed), Curve([], [], []), 0.0
     for index in range(METHODS[method].rounds):
         start = time.process_time()
@@ -320,7 +320,7 @@ class Comparison:
                     self.curves[entry["method"], entry["step"], entry["seed"]] = Curve(**entry["curve"])
 
     def curve(self, method: str, step: float, seed: int) -> Curve:
-        """Train with a gradient, step and seed, or return the curve of an earlier training with them."""
+        """Train with a gradient, step size and seed, or return the curve that an earlier call has logged for them."""
         name = method, step, seed
         if name not in self.curves:
             if seed not in self.parties:
@@ -332,7 +332,7 @@ class Comparison:
         return self.curves[name]
 
     def seconds(self, method: str) -> float:
-        """Return the CPU seconds of a round: the median over all training runs."""
+        """Return the CPU seconds of one round of a method: the median over all training runs."""
         curves = [curve for (own, _, _), curve in self.curves.items() if own == method]
         return statistics.median(curve.seconds[-1] / METHODS[method].rounds for curve in curves)
 
@@ -341,12 +341,12 @@ class Comparison:
         if budget == "exchanges":
             return EXCHANGES // (METHODS[method].exchanges * len(self.case.model["aggregation_layers"]))
         known = {method for method, _, _ in self.curves}
-        # The least CPU seconds among the methods, so that every method has at least this many rounds in its curves.
+        # The CPU budget is that of the fastest method. The curves of all other methods last at least as long.
         allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)
         return round(allowed / self.seconds(method) / EVERY) * EVERY
 
     def choose(self, method: str, rounds: int) -> float:
-        """Return a step whose mean validation score is not below that of the next larger and the next smaller step.
+        """Return a step size. Neither the next larger nor the next smaller one has a better mean validation score.
 
         The search starts at CENTER and moves to better neighbours: first by the score of the first tuning seed, then by
         the mean over all tuning seeds.
@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--gradients", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--mean-of-losses", action="store_true", help="descend the mean of the losses, not the sum")
     parser.add_argument(
-        "--log", type=place, default=Path("gradients.jsonl"), help="file of the curves, which later calls reuse"
+        "--log", type=place, default=Path("gradients.jsonl"), help="file that stores the curves; later calls reuse them"
     )
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")
     args = parser.parse_args()

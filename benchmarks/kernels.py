@@ -1,6 +1,6 @@
 """How fast are the compiled kernels, compared with the library functions that they replace?
 
-The script measures CPU time of one thread, in alternating turns in one process. Each ratio is the median over the
+The script measures the CPU time of one thread, in alternating turns of one process. Each ratio is the median over the
 turns.
 """
 
@@ -31,7 +31,7 @@ ROWS, COLUMNS, ENTRIES, WIDTH = 428, 906, 1651, 192  # size of a block in the pa
 
 
 def random_graph(num_nodes: int, degree: int) -> Graph:
-    """Return a graph in which every node has `degree` incoming edges from nodes across the graph."""
+    """Return a graph in which every node has `degree` incoming edges from random nodes."""
     rng = np.random.default_rng(0)
     gaps = rng.integers(1, num_nodes // degree, (num_nodes, degree), np.int32)
     sources = np.cumsum(gaps, axis=1, dtype=np.int32)
@@ -39,7 +39,7 @@ def random_graph(num_nodes: int, degree: int) -> Graph:
 
 
 def make_sampling_work(graph: Graph, sampling: str) -> Work:
-    """Return a function that draws four layers below 16 nodes with fan-out 3 and builds the blocks."""
+    """Return a function that draws four layers with fan-out 3, starting from 16 nodes, and builds the blocks."""
     adjacency = Adjacency(graph, "symmetric", SINGLE)
     draw_edges = draw_neighbors if sampling == "node" else draw_layer
     batch = np.arange(0, graph.num_nodes, graph.num_nodes // 16)[:16]
@@ -56,7 +56,7 @@ def make_sampling_work(graph: Graph, sampling: str) -> Work:
 
 
 def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
-    """Return a function that multiplies by a random matrix, forward and backward."""
+    """Return a function that applies `multiply` to a random matrix, forward and backward."""
     dense, probe = torch.randn(COLUMNS, WIDTH, requires_grad=True), torch.randn(ROWS, WIDTH)
 
     def work() -> None:
@@ -67,7 +67,7 @@ def product_of(multiply: Callable[[torch.Tensor], torch.Tensor]) -> Work:
 
 
 def main() -> None:
-    """Print a table: the microseconds of each kernel, and the time of the library divided by that of the kernel."""
+    """Print a table of the microseconds of each kernel, and of the library's time divided by the kernel's time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--out", type=place, help="also write the table to this Markdown file")

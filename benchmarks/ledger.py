@@ -1,9 +1,9 @@
-"""What does the ledger cost per round, and what does it cost to sync the ledger before a message is sent?
+"""How much time does the ledger take per round, and how much does syncing it before each message add?
 
 One process trains on Cora three times: with totals only, with a ledger file per party, and again with totals only to
-show the noise. Then the script measures the entry of one release of Cora's size in three variants: counted in the
-totals only, written as a line with a digest, and written and synced. In a run between machines, a party syncs the line
-before it sends the release.
+show the measurement noise. Then the script measures one ledger entry for a release of Cora's size in three variants:
+counted in the totals only, written as a line with a digest, and written and synced. In a run between machines, a party
+syncs the line before it sends the release.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         --kinds "masks fp32,ckks fp32,masks int8,ckks int8"
 
 The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. Paired runs have the
-same data, split, initial weights and dropout. Every kind is compared with the plain run of the same precision and with
+same data, split, initial weights and dropout. Every kind is compared with the plain run at the same precision and with
 plain fp32. The first comparison shows the cost of the protection; the second also includes the cost of the precision.
 The script adds these plain runs to --kinds. Runs that are in the output folder are not repeated.
 """
@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> wire.precision and k
 EXACT = "plain fp32"
 DEFAULT_KINDS = tuple(kind for kind in KINDS if not kind.startswith("ckks"))
 HEADINGS = ("mode", "kind", "test %", "against plain", "against fp32", "bytes / plain", "bytes / fp32", "seconds")
-ALLOWED_LOSS = 0.5  # points that masks may lose against the plain run of the same precision
+ALLOWED_LOSS = 0.5  # masks may lose this many points against the plain run at the same precision
 KEY = Key(bytes(12), Phase.TRAINING, 0, 0, 1)
 ROWS, COLUMNS, CLIENTS, ALLOWED_MS = 500, 256, 3, 2.0
 
@@ -65,7 +65,7 @@ def runs(dataset: str, mode: str, kind: str, seeds: int, keys: dict[str, Any]) -
 
 
 def find_plain(kind: str) -> str:
-    """Return the plain kind of the same precision."""
+    """Return the name of the plain kind with the same precision."""
     return f"plain {KINDS[kind][0]}"
 
 
@@ -77,7 +77,7 @@ def compare_accuracy(results: Sequence[RunResult], others: Sequence[RunResult]) 
 
 
 def compare_bytes(results: Sequence[RunResult], others: Sequence[RunResult]) -> str:
-    """Return the quotient of the bytes per round, because runs may stop at different rounds."""
+    """Return the ratio of the bytes per round. Totals are not comparable, because runs may stop at different rounds."""
     shares = (
         (one.row.bytes / one.row.rounds) / (other.row.bytes / other.row.rounds)
         for one, other in zip(results, others, strict=True)
@@ -86,7 +86,7 @@ def compare_bytes(results: Sequence[RunResult], others: Sequence[RunResult]) -> 
 
 
 def row(mode: str, kind: str, found: Mapping[tuple[str, str], Sequence[RunResult]]) -> list[str]:
-    """Return a table row that compares a kind with the plain run of the same precision and with plain fp32."""
+    """Return a table row that compares a kind with the plain run at the same precision and with plain fp32."""
     results, plain, exact = (found[mode, each] for each in (kind, find_plain(kind), EXACT))
     return [
         mode,
@@ -124,7 +124,7 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
 
 
 def time_encryption(bits: int, repeats: int = 20) -> list[float]:
-    """Return the megabytes of a ciphertext, and the median CPU milliseconds to encrypt, add M of them and decrypt."""
+    """Return the megabytes of a ciphertext, and the median CPU milliseconds to encrypt, to add M and to decrypt."""
     encoding, cipher = Ciphertexts(bits, CLIENTS), CkksCipher()
     clients = [
         CkksEncryption(
@@ -158,11 +158,11 @@ def time_encryption(bits: int, repeats: int = 20) -> list[float]:
 def main() -> None:
     """Print the time to hide a tensor, then the accuracies and bytes of every data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default="cora", help="comma-separated; if empty, only the time is measured")
+    parser.add_argument("--datasets", default="cora", help="comma-separated; if empty, time only the hiding")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"comma-separated, of {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, help="number of rounds (default: that of the settings)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the settings)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/masks"))
     args = parser.parse_args()

@@ -1,10 +1,10 @@
 """How much longer does a run take over mutual TLS and on slow links? How much memory does the server use?
 
-The script starts `glasu serve` and three `glasu join` on this machine, as users do, with kits made for this purpose. A
-relay simulates a slow link: in each direction and for each party, it delays every byte by half a round trip and limits
-the bandwidth. Seconds are wall time. The time of a round is computed from the difference between the reports of a long
-and a short run, so it contains neither start nor evaluation. The time of a whole run is from the first command to the
-last exit.
+The script starts one `glasu serve` and three `glasu join` processes on this machine, as users do, and makes kits for
+them. A relay simulates a slow link: in each direction and for each party, it delays every byte by half a round trip and
+limits the bandwidth. Seconds are wall time. The time of a round is the difference between the reports of a long and a
+short run, divided by the additional rounds, so it contains neither start nor evaluation. The time of a whole run goes
+from the first command to the last exit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SHORT, LONG = 20, 120  # rounds of the short and the long run
-BUFFERED = 0.02  # the relay accepts bytes for this many seconds ahead of a limited bandwidth
+BUFFERED = 0.02  # with limited bandwidth, the relay accepts as many bytes in advance as it sends in these seconds
 CORA = """
 [data]
 name = "{name}"
@@ -118,7 +118,7 @@ LOOPBACK = Line()
 
 
 class Relay(threading.Thread):
-    """Pass bytes between the parties and the server, with the delay and bandwidth of a link."""
+    """Pass bytes between the parties and the server with the delay and bandwidth of the simulated link."""
 
     def __init__(self, target: int, line: Line) -> None:
         super().__init__(daemon=True)
@@ -140,7 +140,7 @@ class Relay(threading.Thread):
         await asyncio.gather(self._pass(reader, back), self._pass(onward, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read without delay, store the bytes in transit, and write them when they are due."""
+        """Read without delay, keep the bytes in transit, and write them when they are due."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
         delay, bandwidth, free = self.line.round_trip / 2, self.line.bandwidth, clock()
@@ -157,9 +157,9 @@ class Relay(threading.Thread):
         task = asyncio.create_task(write())
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                free = max(free, clock()) + len(data) / bandwidth  # the time at which the link has accepted all data
+                free = max(free, clock()) + len(data) / bandwidth  # when the link will have sent all data
                 held.put_nowait((free + delay, data))
-                if bandwidth < float("inf"):  # a real link would also buffer only a little
+                if bandwidth < float("inf"):  # a real link buffers only a little, too
                     await asyncio.sleep(max(0.0, free - clock() - BUFFERED))
         held.put_nowait((max(free, clock()) + delay, b""))
         await task
@@ -167,7 +167,7 @@ class Relay(threading.Thread):
 
 @dataclass
 class Run:
-    """The result of a run: its report, the memory of the server in KiB (samples and peak) and its wall time."""
+    """The result of a run: its report, the server's memory in KiB (samples, then the peak) and the wall time."""
 
     report: dict[str, Any]
     memory: list[int]
@@ -185,7 +185,7 @@ class Place:
 
     def __init__(self, folder: Path, settings: str, environment: dict[str, str] | None = None) -> None:
         self.folder, self.settings, self.environment = folder, settings, environment
-        said = self._glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # a line per party
+        said = self._glasu("split", self.run_file(1), "--out", folder / "parties").splitlines()  # one line per party
         folders = [line.split(":")[0] for line in said if line.startswith(str(folder / "parties"))]
         self.parties = [Path(name).name for name in folders]
         self._glasu("provision", "--parties", ",".join(self.parties), "--host", "localhost", "--out", folder / "kits")
@@ -204,7 +204,7 @@ class Place:
             return Run(report, [], 0, time.perf_counter() - start, cpu_of_children() - spent)
 
     def apart(self, rounds: int, line: Line = LOOPBACK) -> Run:
-        """Train between four processes; the parties connect through a link."""
+        """Train in four processes; the parties connect through a link."""
         start, spent, memory, peak = time.perf_counter(), cpu_of_children(), [], 0
         with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
             words = ["serve", self.run_file(rounds), "--listen", "127.0.0.1:0", *self._common("server", out)]
@@ -240,7 +240,7 @@ class Place:
 
     @contextlib.contextmanager
     def _start_command(self, words: list[str | Path], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a command, and end it when the block ends."""
+        """Start a command; end its process when the block ends."""
         command = [*GLASU, *map(str, words)]
         with subprocess.Popen(command, env=self.environment, stdout=log, stderr=log) as process:
             try:
@@ -250,7 +250,7 @@ class Place:
                 process.kill()
 
     def per_round(self, turns: int, line: Line | None = None) -> tuple[float, float, float]:
-        """Return the median seconds, the exchanges and the bytes of a round. Without a link, use one process."""
+        """Return median seconds, exchanges and bytes of a round. If `line` is None, train in one process."""
         found = []
         for _ in range(turns):
             runs = [self.alone(n) if line is None else self.apart(n, line) for n in (SHORT, LONG)]
@@ -288,7 +288,7 @@ def watch_memory(server: subprocess.Popen[bytes]) -> Iterator[tuple[int, int]]:
 
 
 def lines(cora: Place, turns: int, name: str) -> str:
-    """Return the table of links: the time of a round, and its lower bound."""
+    """Return the table of links, with the time of a round and its lower bound."""
     alone, _, _ = cora.per_round(turns)
     near, exchanges, size = cora.per_round(turns, LOOPBACK)
     rows = [["one process", "-", f"{1e3 * alone:.0f}", "1.0", "-"]]
@@ -306,7 +306,7 @@ def lines(cora: Place, turns: int, name: str) -> str:
 
 
 def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
-    """Return the table of whole runs with default settings, including the start of the commands."""
+    """Return the table of whole runs with default settings. The times include the start of the commands."""
     runs = [(cora.alone(rounds), cora.apart(rounds)) for _ in range(turns)]
     seconds = [statistics.median(run.whole for run in own) for own in zip(*runs, strict=True)]
     digests = {tuple(run.report["weights_sha256"]) for pair in runs for run in pair}
@@ -322,7 +322,7 @@ def whole(cora: Place, turns: int, rounds: int, name: str) -> str:
 
 
 def memory(folder: Path, rounds: int, nodes: int) -> str:
-    """Return the table of the server's memory: with many small rounds, and with a large graph."""
+    """Return the table of the server's memory: one row for many small rounds, one for a large graph."""
     rows = []
     for what, settings, count in (
         ("500 nodes, hidden 16, batch 16", SMALL, rounds),

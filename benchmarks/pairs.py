@@ -3,9 +3,9 @@
     glasu reproduce accuracy --seeds 10 --methods centralized,standalone,ensemble,smooth,glasu-4 --out DIR
     python benchmarks/pairs.py DIR/results.csv
 
-Each difference is GLASU minus the alternative with the same seed, in points. Its 90 % interval is that of Student's t.
+Each difference is GLASU minus the alternative with the same seed, in points. Its 90 % interval comes from Student's t.
 "better" means that the interval lies above 0. "no worse" means that its lower end is at least -1, or at least -3 if the
-standard error exceeds 1. "not shown" means neither.
+standard error exceeds 1. "not shown" means that neither condition holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIDENCE = 0.9
 
 
 def read_scores(path: Path) -> dict[tuple[str, str], dict[int, float]]:
-    """Return the scores in per cent by seed, by data set and method."""
+    """Return the scores in per cent for each seed, grouped by data set and method."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -34,14 +34,14 @@ def read_scores(path: Path) -> dict[tuple[str, str], dict[int, float]]:
 
 
 def find_interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lower end, the upper end and the standard error of a mean difference."""
+    """Return the interval's lower and upper end, and the standard error of the mean difference."""
     error = stdev(differences) / len(differences) ** 0.5
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * error
     return fmean(differences) - half, fmean(differences) + half, error
 
 
 def judge(low: float, error: float) -> str:
-    """Return the verdict on a difference whose interval has this lower end: better, no worse, or not shown."""
+    """Return the verdict on a difference, given the lower end of its interval: better, no worse, or not shown."""
     if low > 0:
         return "better"
     return "no worse" if low >= (-3 if error > 1 else -1) else "not shown"

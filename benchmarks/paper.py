@@ -1,4 +1,4 @@
-"""The paper's setting and dense features. Only the public API is used, because compare_trees.py runs two versions."""
+"""The paper's settings and dense features, with the public API only, because compare_trees.py runs two versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 
 from glasu import DataConfig, ModelConfig, PartyData, RunConfig, TrainConfig
 
-WINDOW = 16  # number of rounds whose node sets are drawn together; only whole windows are timed
+WINDOW = 16  # number of rounds whose node sets are drawn in one exchange; only whole windows are timed
 
 
 def paper_settings(**train: object) -> RunConfig:
@@ -22,7 +22,7 @@ def paper_settings(**train: object) -> RunConfig:
         "sampled_evaluation": True,
         "prefetch": WINDOW,
     }
-    # Older versions have neither presets nor prepared features, so both are turned off in versions that have them.
+    # Older versions have neither presets nor prepared features. In newer versions, turn both off.
     keys |= {"preset": "none"} if "preset" in TrainConfig.__dataclass_fields__ else {}
     data = DataConfig(features="none") if "features" in DataConfig.__dataclass_fields__ else DataConfig()
     train_config = TrainConfig(**{**keys, **train})  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def paper_settings(**train: object) -> RunConfig:
 
 
 def dense_twin(party: PartyData) -> PartyData:
-    """Return the party with dense features; PartyData would store sparse ones."""
+    """Return the party with dense features. PartyData would make them sparse."""
     twin: PartyData = copy.copy(party)
     dense = party.features.toarray() if hasattr(party.features, "toarray") else party.features
     object.__setattr__(twin, "features", dense)

@@ -3,10 +3,10 @@
     python benchmarks/party_dropout.py --datasets cora,pubmed,facebook_pages --seeds 10 --runs dropout.csv
 
 The runs have three parties, splits of 60, 20 and 20 %, and default settings without a race (`preset = "none"`). For
-each seed, the script trains a model without dropout and a model with each rate. "all" is the test accuracy of all
-parties in per cent; "two" is the mean over the three pairs of parties that predict without the third. GLASU refuses
-such a prediction by a model without dropout; this script computes it anyway. In brackets is the 90 % interval of the
-paired difference from the model without dropout. Runs in the file are not repeated.
+each seed, the script trains a model without dropout and a model with each dropout rate. "all" is the test accuracy of
+all parties in per cent. "two" is the mean over the three pairs of parties that predict without the third. If a model
+was trained without dropout, GLASU refuses such a prediction, but this script computes it anyway. In brackets is the 90
+% interval of the paired difference from the model without dropout. Runs in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def run(dataset: str, seed: int, rate: float) -> Row:
-    """Train one model; return its validation accuracy, and its test accuracy with all parties and with pairs."""
+    """Train one model; return its validation accuracy, and its test accuracies with all parties and with pairs."""
     config = glasu.RunConfig.from_dict(
         {
             "data": {"name": dataset, "split": (0.6, 0.2, 0.2)},

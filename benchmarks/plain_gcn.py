@@ -1,10 +1,10 @@
-"""How accurate are a GCN and a GCNII that are written with PyG only and see all data?
+"""How accurate are a GCN and a GCNII that see all data and are written with PyG only?
 
-These models are the baseline for `centralized`. They have the same splits, all features and all edges, use the whole
-graph in every step, and select the epoch on validation nodes. If the relations of a data set are parties, the script
-also measures each party alone and a linear probe. The probe is a logistic regression on A_hat^2 X, of each party and of
-all parties concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For these relations A_hat is a
-dense matrix, which computes the same function as PyG's layers but is faster.
+These models are the baseline for `centralized`. They use the same splits, all features and all edges. Every step uses
+the whole graph, and the epoch is selected on validation nodes. If the relations of a data set are parties, the script
+also measures each party alone and a linear probe. The probe is a logistic regression on A_hat^2 X, once for each party
+and once for all parties concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For these
+relations A_hat is a dense matrix, which computes the same function as PyG's layers but is faster.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tables import markdown, place, show
 RELATIONS = {"dblp_authors": ("APA", "APCPA", "APTPA"), "imdb_movies": ("MAM", "MDM", "MYM")}
 DATASETS = ("cora", "citeseer", "pubmed", *RELATIONS)
 HIDDEN, EPOCHS, DROPOUT, RATE, DECAY = 64, 200, 0.5, 0.01, 5e-4
-LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # settings of GCNII; the weight decay is that of PyG's example
-DENSE_FROM = 100  # edges per node from which a product with the dense adjacency is faster
+LAYERS, ALPHA, THETA, LAYER_DECAY = 4, 0.1, 0.5, 0.01  # settings of GCNII; PyG's example has the same weight decay
+DENSE_FROM = 100  # with this many edges per node, a product with the dense adjacency is faster
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # values of the linear probe's C; validation nodes select one
 
 
 class Dense(nn.Module):
-    """Propagate by A_hat as a dense matrix: the same function as GCNConv, or GCN2Conv with shared weights."""
+    """Propagate with A_hat as a dense matrix. Computes the same as GCNConv, or GCN2Conv with shared weights."""
 
     def __init__(self, layer: nn.Module, A_hat: Tensor) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class GCN(nn.Module):
 
 
 class GCNII(nn.Module):
-    """Four layers between two linear ones, as in Chen et al."""
+    """Four GCNII layers between two linear layers, as in Chen et al."""
 
     def __init__(self, data: Data, num_classes: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class GCNII(nn.Module):
 
 
 def _input(data: Data, training: bool) -> Tensor:
-    """Return X, with dropout in training. Dropout is applied only to values other than zero, which is much faster."""
+    """Return X, with dropout in training. Only nonzero values are dropped out, which is much faster."""
     features: Tensor = data.x
     if training:
         features = torch.zeros_like(data.x)
@@ -114,7 +114,7 @@ def _input(data: Data, training: bool) -> Tensor:
 
 
 def _replace_if_dense(layer: nn.Module, data: Data) -> nn.Module:
-    """Return PyG's layer, or the same function with a dense matrix if the graph is dense."""
+    """Return PyG's layer, or, if the graph is dense, the same function with a dense matrix."""
     return layer if "A_hat" not in data else Dense(layer, data.A_hat)
 
 
@@ -137,7 +137,7 @@ def as_pyg(party: PartyData) -> Data:
         y=torch.from_numpy(party.labels),
     )
     data = NormalizeFeatures()(data)
-    data.places = data.x.view(-1).nonzero().view(-1)  # positions of the values other than zero
+    data.places = data.x.view(-1).nonzero().view(-1)  # positions of the nonzero values
     if party.graph.num_edges > DENSE_FROM * party.num_nodes:
         edges, weights = gcn_norm(data.edge_index, num_nodes=party.num_nodes)
         data.A_hat = to_dense_adj(edges, edge_attr=weights, max_num_nodes=party.num_nodes)[0]
@@ -145,7 +145,7 @@ def as_pyg(party: PartyData) -> Data:
 
 
 def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) -> Accuracy:
-    """Train for all epochs and return the accuracy of the best epoch on validation, or of the first of several."""
+    """Train for all epochs and return the accuracy of the epoch that is best on validation; if tied, the first."""
     torch.manual_seed(seed)
     model = kind(data, int(data.y.max()) + 1)
     groups = [{"params": part.parameters(), "weight_decay": decay} for part, decay in model.parts()]
@@ -166,7 +166,7 @@ def train(kind: type[GCN] | type[GCNII], data: Data, splits: Splits, seed: int) 
 
 
 def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Fit logistic regressions with several strengths and return the accuracy of the best one on validation."""
+    """Fit logistic regressions of several strengths and return the accuracy of the one that is best on validation."""
     columns = StandardScaler().fit_transform(columns)
     fits = (LogisticRegression(C=strength, max_iter=2000) for strength in STRENGTHS)
     predictions = (fit.fit(columns[splits.train], labels[splits.train]).predict(columns) for fit in fits)
@@ -174,7 +174,7 @@ def probe(columns: NDArray[np.float32], labels: NDArray[np.int64], splits: Split
 
 
 def best_of(predictions: Iterator[NDArray[np.int64]], labels: NDArray[np.int64], splits: Splits) -> Accuracy:
-    """Select the first of the best predictions on validation. Test labels are read after the selection."""
+    """Select the prediction that is best on validation (if tied, the first). Only then read the test labels."""
 
     def right(predicted: NDArray[np.int64], nodes: NDArray[np.int64]) -> float:
         return 100 * float((predicted[nodes] == labels[nodes]).mean())

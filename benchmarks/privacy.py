@@ -3,14 +3,16 @@
     python benchmarks/privacy.py --datasets cora --parts once,noise,labels
 
 The runs use gcnii with four layers, release the output of the second layer (`train.release = "once"`), and use defaults
-otherwise. Every party selects its weights on validation nodes, and no setting was chosen on test nodes. `once` shows
-the bytes, the test accuracy of the averaged prediction, and the mean test accuracy of the parties alone with their own
-upper layers. `noise` shows epsilon for a zeroed row (sensitivity 1) and for a replaced row (sensitivity 2), at delta
-1e-5 and clip 1. The column "releases" is the number of releases of the row over the life of the data; one run releases
-it once. Class probabilities stay at the parties, so the test accuracy is the mean over the parties. `labels` shows
-randomised response of the training labels without noise, with one release and with ordinary rounds (Q = 4). The
-baselines are the parties alone, the mean of their class probabilities (ensemble) and that mean propagated (smooth). Of
-these three, only the parties alone release nothing.
+otherwise. Every party selects its weights on validation nodes, and no setting was chosen on test nodes.
+
+`once` shows the bytes, the test accuracy of the averaged prediction, and the mean test accuracy of the single parties,
+each with its own upper layers. `noise` shows epsilon at delta 1e-5 and clip 1, for a zeroed row (sensitivity 1) and for
+a replaced row (sensitivity 2). The column "releases" says how often the row is released while the data exists; one run
+releases it once. Class probabilities stay at the parties, so the test accuracy is the mean over the parties. `labels`
+shows randomised response of the training labels without noise, with one release and with ordinary rounds (Q = 4).
+
+The three baselines are the parties alone, the mean of their class probabilities (ensemble), and this mean after
+propagation (smooth). Only the parties alone release nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def make_config(args: argparse.Namespace, dataset: str, aggregation: str, seed: 
 
 
 class LowerStage:
-    """The lower stage of a finished run, which another run continues."""
+    """The lower stage of a finished run. Another run continues from it."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.progress = ClientProgress(best_weights=weights)
@@ -53,7 +55,7 @@ class LowerStage:
 class Outcome:
     """The result of one run."""
 
-    test: float  # accuracy of the mean prediction; if probabilities stay at the parties, the mean of their accuracies
+    test: float  # accuracy of the mean prediction, or the mean accuracy if probabilities stay at the parties
     test_alone: list[float]  # accuracy of each party with its own classifier
     validation: float
     validation_alone: list[float]

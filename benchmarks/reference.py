@@ -1,9 +1,9 @@
 """Two plain implementations of a round for comparison: one with dense matrices and Python lists, one with PyG layers.
 
-The first follows the authors' program. It draws neighbours with Python lists and sets, applies a mask over all edges,
-and finds positions with `list.index` (or, in our variant, with a dict). It builds a dense adjacency A + 2I that is
-induced on the sampled set and normalised within it, and uses dense features and SGD. The network is our gcnii, so it
-computes the same products as our round. The second runs PyG layers on our blocks.
+The first implementation follows the authors' program. It draws neighbours with Python lists and sets, applies a mask
+over all edges, and finds positions with `list.index` (in our variant, with a dict). Its adjacency A + 2I is dense,
+induced on the sampled set and normalised within it. It uses dense features and SGD. The network is our gcnii, so it
+computes the same products as our round. The second implementation runs PyG layers on our blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def by_dict(nodes: Nodes) -> Callable[[int], int]:
 
 
 class PlainNetwork(nn.Module):
-    """Compute a layer of gcnii as in its equation: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
+    """Compute a layer of gcnii from its equation: H <- ReLU(((1 - a) A H + a H0) ((1 - b) I + b W))."""
 
     def __init__(self, config: RunConfig, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class PlainNetwork(nn.Module):
         return self.encoder(self.dropout(features)).relu()  # type: ignore[no-any-return]
 
     def layer(self, layer: int, hidden: Tensor, initial: Tensor, adjacency: Tensor) -> Tensor:
-        """Return the output for the rows of the adjacency; `initial` has the same rows."""
+        """Return the output for the rows of the adjacency. `initial` contains the same rows."""
         beta = self.betas[layer]
         support = (1 - self.alpha) * (adjacency @ self.dropout(hidden)) + self.alpha * initial
         return ((1 - beta) * support + beta * self.layers[layer](support)).relu()  # type: ignore[no-any-return]
 
 
 def induced_block(edges: np.ndarray, num_nodes: int, nodes: Nodes, targets: Nodes, places: Places = by_list) -> Tensor:
-    """Return the rows of `targets` of D^-1/2 (A + 2I) D^-1/2 of the graph induced on `nodes`."""
+    """Return the rows of `targets` of D^-1/2 (A + 2I) D^-1/2, computed on the graph induced on `nodes`."""
     inside = np.zeros(num_nodes, bool)
     inside[nodes] = True
     kept = edges[:, inside[edges[0]] & inside[edges[1]]]
@@ -98,7 +98,7 @@ class PlainClient:
         self.optimizer = torch.optim.SGD(self.network.parameters(), self.config.train.learning_rate)
 
     def draw(self, targets: Nodes) -> Nodes:
-        """Draw neighbours of each node, node by node."""
+        """Draw neighbours for one node after the other."""
         fanout, found = self.config.train.fanout, set(targets)
         for node in targets:
             around = self.neighbors[node]
@@ -131,7 +131,7 @@ class PlainRounds:
         self.training, self.labels = parties[0].splits.train.tolist(), torch.from_numpy(parties[0].labels)
 
     def sample(self) -> list[list[Nodes]]:
-        """Draw S_m[0..L] of each client; if layer l-1 aggregates, S[l] is the union."""
+        """Draw S_m[0..L] of each client. If layer l-1 aggregates, S[l] is the union over the clients."""
         batch = sorted(self.generator.sample(self.training, int(self.config.train.batch_size)))
         sets = [[batch] for _ in self.clients]
         for layer in reversed(range(self.config.model.num_layers)):
@@ -153,7 +153,7 @@ class PlainRounds:
         return found
 
     def round(self) -> None:
-        """Sample, infer jointly and update: one step with the joint gradient if "joint", otherwise Q local steps."""
+        """Sample, infer jointly and update: one step with the joint gradient if `joint`, otherwise Q local steps."""
         sets = self.sample()
         batches, labels = self.batches(sets), self.labels[sets[0][-1]]
         if self.config.train.backward == "joint":
@@ -213,8 +213,8 @@ class PlainRounds:
 class PyGPasses(nn.Module):
     """The forward and backward passes of one client's round, with PyG's own layers on our blocks.
 
-    GCN2Conv gets the blocks as torch CSR matrices, which is faster than edge lists. Features are dense, as in `Data.x`.
-    Sampling, messages and the optimiser are not included.
+    GCN2Conv receives the blocks as torch CSR matrices, which is faster than edge lists. Features are dense, as in
+    `Data.x`. Sampling, messages and the optimiser are not included.
     """
 
     def __init__(self, config: RunConfig, num_features: int, num_classes: int) -> None:

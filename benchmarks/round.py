@@ -1,7 +1,7 @@
 """How fast is a round, compared with plain implementations and with the peak of the machine?
 
-The script measures CPU time of one process with one torch thread, in alternating turns. Each ratio is the median over
-the turns. Our time covers the whole round of all parties and the server: sampling, exchange, encoding, ledger,
+The script measures the CPU time of one process with one torch thread, in alternating turns. Each ratio is the median
+over the turns. Our time covers the whole round of all parties and the server: sampling, exchange, encoding, ledger and
 optimiser.
 """
 
@@ -26,14 +26,14 @@ from tables import markdown, place, show
 from timing import Timing, in_turns, per_call, ratio, timed_rounds
 
 METHODS: dict[int, dict[str, object]] = {1: {"backward": "joint", "num_local_steps": 1}, 4: {"num_local_steps": 4}}
-PLAIN_ROUNDS = 4  # rounds of the plain program per turn
+PLAIN_ROUNDS = 4  # the plain program runs this many rounds per turn
 HIDDEN = 192
 SIZE, COPIED = 768, 2**24  # matrix size and number of copied values of the peak measurements
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One setting: CPU seconds per round by implementation and turn, and the timings of our rounds."""
+    """One setting: CPU seconds per round for each implementation and turn, and the timings of our rounds."""
 
     seconds: dict[str, list[float]]
     same: Timing  # our round with the same edges and rows as the plain one
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(parties: Sequence[PartyData], num_local_steps: int, turns: int) -> Comparison:
-    """Compare our round (with equal work, and with default settings) to the plain round and to PyG's passes."""
+    """Compare our round, with equal work and with default settings, to the plain round and to PyG's passes."""
     lean = paper_settings(optimizer="sgd", **METHODS[num_local_steps])
     same = paper_settings(optimizer="sgd", blocks="induced", **METHODS[num_local_steps])
     timings: dict[str, Timing] = {}
@@ -88,7 +88,7 @@ def gemm_peak() -> float:
 
 
 def copy_peak() -> float:
-    """Return the bytes per second that one thread reads and writes in a copy larger than the caches."""
+    """Return the bytes per second that one thread reads and writes when it copies more than fits into the caches."""
     source, target = torch.zeros(COPIED), torch.zeros(COPIED)
     return 2 * 4 * COPIED / per_call(lambda: target.copy_(source), 3)
 
@@ -105,12 +105,11 @@ def operations(batch: Batch, hidden: int, steps: int) -> float:
 
 
 def traffic(batch: Batch, hidden: int, steps: int) -> float:
-    """Count the bytes that a client's Q passes read and write if every value comes from memory once per pass.
+    """Count the bytes that a client's Q passes read and write if each pass reads every value from memory once.
 
-    A weight is read in the forward and in the backward pass, its gradient is written and read, and the step reads and
+    A weight is read in the forward and in the backward pass. Its gradient is written and read. The step reads and
     writes the weight. For a row of a layer's input, the row is read and its gradient is written. For a row of the
-    layer's output, the input of the product and the result are written and read again, and the gradient is written and
-    read.
+    layer's output, three values are written and read again: the input of the product, the result and the gradient.
     """
     width = batch.features.shape[1]
     weights = hidden * (width + hidden * len(batch.blocks))
@@ -119,7 +118,7 @@ def traffic(batch: Batch, hidden: int, steps: int) -> float:
 
 
 def of_the_peak(timing: Timing, count: Callable[[Batch, int, int], float], steps: int, peak: float) -> float:
-    """Return the time that the counted work would take at the machine's peak, as a fraction of the round's time."""
+    """Return the time that the counted work takes at the machine's peak, divided by the time of the round."""
     counts = [[count(batch, HIDDEN, steps) for batch in own] for own in timing.batches]
     return sum(statistics.fmean(own) for own in counts) / peak / timing.seconds
 

@@ -1,12 +1,12 @@
 """How fast are sampling and blocks, compared with dense matrices and Python lists?
 
 The script measures one round of all clients: it draws S_m[0..L], forms the unions below aggregation layers, and builds
-the blocks. "Same sets" builds induced blocks of the sets that the plain program drew; "lean" draws sets and builds
-blocks with default settings. Times are CPU time in alternating turns, and ratios are medians.
+the blocks. "Same sets" builds induced blocks from the sets that the plain program has drawn. "lean" draws sets and
+builds blocks with default settings. Times are CPU time in alternating turns, and ratios are medians.
 
-With --large, the script measures one client of a graph of Reddit's size. It compares all draws and blocks of a round
-with one dense block that a plain program builds with a mask over all edges. The dense block is the smallest block of
-the round (that of the batch) or the largest.
+With --large, the script measures one client of a graph of Reddit's size. It compares the time of all draws and blocks
+of a round with the time of one dense block, which a plain program builds with a mask over all edges. There are two
+dense blocks for comparison: the smallest of the round (the one of the batch) and the largest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
 
 
 def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index: int) -> list[np.ndarray]:
-    """Draw the node sets of one client in a round and build its blocks; return S_m[0..L]."""
+    """Draw the node sets of one client in a round, build its blocks and return S_m[0..L]."""
     sets, draws = [draw_batch(config, training, index)], list[Draw]()
     for layer in reversed(range(config.model.num_layers)):
         draws.insert(0, sampler.draw(sets[0], index, layer))

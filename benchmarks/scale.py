@@ -1,10 +1,10 @@
 """How much time and memory does a graph of Reddit's size need, from its generation to the evaluation of a model?
 
-A synthetic graph with Reddit's 232,965 nodes, 602 features, 41 classes and 492 edges per node is divided among three
-clients with 80 % of the edges each, all in this process. The raw data of the clients is counted as 4 bytes per edge and
-4 bytes per feature value. The peak is the largest resident size of the process, including the pages of memory maps that
-were read. The last column separates the resident memory at the end of a step into memory of the process and pages of
-files, which the system can reclaim. The paper trains on Reddit, but reports neither memory nor seconds per round.
+A synthetic graph is divided among three clients in this process. Like Reddit, it has 232,965 nodes, 602 features, 41
+classes and 492 edges per node. Each client has 80 % of the edges. The size of the clients' raw data is counted as 4
+bytes per edge and 4 bytes per feature value. The peak is the largest resident size of the process, including the pages
+of memory maps that were read. The last column splits the resident memory at the end of a step into process memory and
+file pages, which the system can reclaim. The paper trains on Reddit, but reports neither memory nor seconds per round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def peak_bytes() -> int:
 
 
 def resident() -> str:
-    """Return the current resident memory of the process and of file pages, or "-" if the system does not report it."""
+    """Return the current resident memory: process memory plus file pages, or "-" if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return "-"
@@ -81,15 +81,15 @@ def settings(args: argparse.Namespace) -> RunConfig:
 
 
 def bytes_per_edge(parties: Sequence[PartyData]) -> float:
-    """Return the bytes per edge of the clients' graphs, on disk and in memory maps."""
+    """Return the bytes per edge of the clients' graphs, as stored on disk and in memory maps."""
     graphs = [party.graph for party in parties]
     return sum(graph.indptr.nbytes + graph.indices.nbytes for graph in graphs) / sum(g.num_edges for g in graphs)
 
 
 def main() -> None:
-    """Make the graph, open it, train and evaluate; print the time of each step and the peak memory after the step."""
+    """Make the graph, open it, train and evaluate. Print the time of each step and the peak memory after it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", type=float, default=1, help="divide the number of nodes, but not the degree, by this")
+    parser.add_argument("--part", type=float, default=1, help="divide the number of nodes by this; the degree stays")
     parser.add_argument("--nodes", type=positive, default=int(STAND_IN["num_nodes"]))
     parser.add_argument("--degree", type=float, default=STAND_IN["average_degree"])
     parser.add_argument("--features", type=int, default=int(STAND_IN["num_features"]))

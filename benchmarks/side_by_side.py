@@ -3,10 +3,10 @@
     python benchmarks/side_by_side.py OLD_TREE [--cases small,cora]
 
 A server and three parties of each checkout train at the same time on this machine, so other load slows down both
-checkouts alike. The times of alternating runs (compare_trees.py) vary by a factor of two on a busy machine. A turn is a
-window of some seconds. Its result is the CPU time of the processes of each checkout in the window, divided by their
-rounds in the window. After every fifth turn the processes are replaced. The table shows the median of the ratio new /
-old over the turns, and its 95 % interval from order statistics.
+checkouts alike. Alternating runs (compare_trees.py) are less exact: on a busy machine their times vary by a factor of
+two. A turn is a window of some seconds. Its result for a checkout is the CPU time that its processes use in the window,
+divided by the rounds that they finish in the window. After every fifth turn, new processes start. The table shows the
+median over the turns of the ratio new / old, and its 95 % interval from order statistics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from network import CORA, GLASU, LOOPBACK, SMALL, Line, Place, Relay, wait_for_p
 from tables import markdown, place, positive, show
 
 ROUNDS = 1_000_000  # more rounds than any run reaches
-FIRST_ROUND = 40  # first round of the first window; the rounds before it compile loops and fill caches
+FIRST_ROUND = 40  # the first window begins at this round; the rounds before it compile loops and fill caches
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 CASES: dict[str, tuple[str, Line]] = {
     "small": (SMALL, LOOPBACK),
@@ -114,7 +114,7 @@ def main() -> None:
     """Compare two checkouts and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, metavar="OLD_TREE", help="old checkout")
-    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout; by default, this one")
+    parser.add_argument("--new", type=Path, default=TREE, metavar="TREE", help="new checkout (default: this one)")
     parser.add_argument("--turns", type=positive, default=15)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a turn (%(default)s)")
     parser.add_argument("--cases", type=lambda text: text.split(";"), default=list(CASES), metavar="A;B")

@@ -1,10 +1,10 @@
 """How should averaged predictions be propagated: which normalisation, how many steps, with or without clamped labels?
 
 The parties train alone with the settings of `standalone`. Then all variants propagate the same averaged class
-probabilities with scipy. Each party with edges chooses alpha on its validation nodes, as in
-`glasu.protocol.combination`. The table shows validation accuracies, because the variant in GLASU was chosen by
-validation accuracy. In the partition `apart`, one party has all features and no edges, and another party has all edges
-and one constant feature.
+probabilities with scipy. Each party that has edges chooses alpha on its validation nodes, as in
+`glasu.protocol.combination`. The table shows validation accuracies, because they decided which variant GLASU uses. In
+the partition `apart`, one party has all features and no edges, and another party has all edges and one constant
+feature.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Scores = NDArray[Any]
 
 
 def load_apart(config: RunConfig) -> list[PartyData]:
-    """Return two parties: all features without edges, and all edges without features."""
+    """Return two parties: one has all features and no edges, the other has all edges and no features."""
     whole = pool_parties(load_parties(config))
     nowhere = np.empty(0, np.int64)
     empty, constant = Graph.from_edges(nowhere, nowhere, whole.num_nodes), np.ones((whole.num_nodes, 1), np.float32)
@@ -62,7 +62,7 @@ def make_operator(graph: Graph, normalization: str) -> Any:
 
 
 def score_variant(parties: list[PartyData], mean: Scores, normalization: str, steps: int, *, clamped: bool) -> float:
-    """Return the validation accuracy of the propagated probabilities, averaged over the parties with edges."""
+    """Return the validation accuracy of the propagated probabilities, averaged over the parties that have edges."""
     labels, splits = parties[0].labels, parties[0].splits
     assert labels is not None
     assert splits is not None

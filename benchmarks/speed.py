@@ -1,10 +1,10 @@
-"""How many rounds per second does one core compute, what takes the time, and does the size of the graph matter?
+"""How many rounds per second does one core compute, which phases take the time, and does the graph size matter?
 
 The script measures CPU time of one process with one torch thread for all clients and the server. The paper's seconds
 come from another machine. The last column is the time of the authors' program, measured once on a similar machine.
 
-The smallest graphs have a degree of at least 16. Nearly every node then has more neighbours than are drawn, so a
-denser graph adds few rows, and the ratio shows the cost of a row.
+The smallest graphs have a degree of at least 16, so nearly every node has more neighbours than are drawn. A denser
+graph therefore adds few rows, and the ratio shows the cost of a row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from timing import PHASES, Timing, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)
-# DEGREE is the average degree of the graphs that grow in nodes. DENSE is that of the smallest graph that grows in
-# edges; with fewer edges, clients often draw the same nodes.
+# DEGREE is the average degree of the graphs with a growing number of nodes. DENSE is the degree of the smallest graph
+# with a growing number of edges. With fewer edges, clients often draw the same nodes.
 DEGREE, DENSE = 16.0, 64.0
 
 
 def draw_parties(num_nodes: int, average_degree: float) -> list[PartyData]:
-    """Return a synthetic graph divided among three clients; the number of labels is the same for all graph sizes."""
+    """Return a synthetic graph divided among three clients. Graphs of all sizes have the same number of labels."""
     config = RunConfig(data=DataConfig(name="synthetic", num_nodes=num_nodes, average_degree=average_degree))
     whole = draw_graph(config)
     assert whole.labels is not None
@@ -41,7 +41,7 @@ def draw_parties(num_nodes: int, average_degree: float) -> list[PartyData]:
 
 
 def growth(graphs: dict[str, list[PartyData]], repeats: int) -> str:
-    """Time the same rounds on graphs of several sizes, in alternating turns, and compare them with the first."""
+    """Time the same rounds on graphs of several sizes in alternating turns, and compare each with the first graph."""
     found: dict[str, list[Timing]] = {name: [] for name in graphs}
     for _ in range(repeats):
         for name, parties in graphs.items():

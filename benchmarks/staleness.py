@@ -2,10 +2,10 @@
 
     python benchmarks/staleness.py --seeds 3 --jobs 2
 
-The script compares Q = 4 with Q = 1 and four times the rounds. Both runs take the same number of local steps and are
-evaluated after the same steps, but only the run with Q = 4 has stale updates. If staleness were the cause, Q = 4 would
-be worse after the same number of steps. "Every 40" is the best of every tenth evaluation, which is what a run with
-evaluate_every = 10 would evaluate.
+The script compares Q = 4 with Q = 1 and four times as many rounds. Both runs take the same number of local steps and
+are evaluated after the same steps, but only the run with Q = 4 has stale updates. If staleness were the cause, Q = 4
+would be worse after the same number of steps. "Every 40" is the best of every tenth evaluation. A run with
+evaluate_every = 10 would make only these evaluations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def run(dataset: str, name: str, changes: dict[str, Any], steps: int, seed: int) -> Run:
-    """Return a run of STEPS local steps, with `steps` of them per round and an evaluation after every Q local steps."""
+    """Return a run of STEPS local steps. It takes `steps` of them per round and evaluates after every Q local steps."""
     train = {"num_rounds": STEPS // steps, "num_local_steps": steps, "evaluate_every": Q // steps, "seed": seed}
     base = RunConfig.from_dict({"data": {"name": dataset}, "train": train})
     return Run(dataset, "glasu-4", f"Q={steps} {name}", seed, base.replace(**changes))

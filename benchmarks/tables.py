@@ -10,22 +10,22 @@ from typing import Any
 
 
 def place(text: str) -> Path:
-    """Read the argument of --out; refuse a path in a missing folder before the measurement starts."""
+    """Check the argument of --out, and refuse a path in a missing folder before the measurement starts."""
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: the folder {str(path.parent)!r} does not exist; make it first")
+        raise argparse.ArgumentTypeError(f"{text!r}: the folder {str(path.parent)!r} does not exist; create it first")
     return path
 
 
 def positive(text: str) -> int:
-    """Read a positive integer."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 1 or more")
     return int(text)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with right-aligned columns that are also aligned in plain text."""
+    """Return a Markdown table. Its columns are right-aligned, also in the source text."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = [

@@ -25,7 +25,7 @@ Work = Callable[[], object]
 
 
 def per_call(work: Work, repeats: int) -> float:
-    """Return CPU seconds per call, after one call to warm up."""
+    """Return the CPU seconds per call, measured after one untimed call."""
     work()
     start = time.process_time()
     for _ in range(repeats):
@@ -34,7 +34,7 @@ def per_call(work: Work, repeats: int) -> float:
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Call every measurement once per turn, so that a change of the machine's speed affects all measurements."""
+    """Call every measurement once per turn, so that changes of the machine's speed affect all measurements alike."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, measure in contenders.items():
@@ -43,19 +43,19 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[
 
 
 def ratio(others: Sequence[float], own: Sequence[float]) -> float:
-    """Return the median over the turns of the other time divided by our own."""
+    """Return the median over the turns of the other time divided by our time."""
     return statistics.median(other / mine for other, mine in zip(others, own, strict=True))
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The cost of the complete windows of a run, without the first window, which serves as a warm-up."""
+    """The cost of the complete windows of a run. The first window is a warm-up and does not count."""
 
     seconds: float  # CPU seconds per round
-    shares: dict[str, float]  # fraction of the seconds, by phase
+    shares: dict[str, float]  # phase -> its fraction of the seconds
     bytes: float  # bytes per round
     exchanges: float  # exchanges per round
-    batches: tuple[tuple[Batch, ...], ...]  # batches of each client; only of the first window, to save memory
+    batches: tuple[tuple[Batch, ...], ...]  # batches of each client in the first window only, to save memory
 
     @property
     def rows(self) -> float:
@@ -64,7 +64,7 @@ class Timing:
 
     @property
     def edges(self) -> float:
-        """Return the mean number of entries of a client's blocks in one round."""
+        """Return the average number of entries in a client's blocks per round."""
         counts = (sum(block.matrix.nnz for block in batch.blocks) for own in self.batches for batch in own)
         return statistics.fmean(counts)
 
@@ -96,13 +96,13 @@ def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
 
 
 def _record_batches(client: Client) -> list[Batch]:
-    """Record the batches of the client's first window in the returned list."""
+    """Record the batches of the client's first window in a list, and return the list before it is filled."""
     gather = client.learner.gather
     noted: list[Batch] = []
 
     def note(sample: Sample, *, with_labels: bool = True) -> Batch:
         found = gather(sample, with_labels=with_labels)
-        # A batch that was gathered early is returned a second time in its round.
+        # A batch that is gathered early is returned once more in its own round.
         if len(noted) < WINDOW and not (noted and noted[-1] is found):
             noted.append(found)
         return found

@@ -1,4 +1,4 @@
-"""Divide a PyG graph among three parties, train with GLASU, and compare with what each party could do alone."""
+"""Divide a PyG graph among three parties, train with GLASU, and compare the result with each party trained alone."""
 
 import torch
 from torch_geometric.data import Data
@@ -9,7 +9,7 @@ import glasu
 
 
 def graph() -> Data:
-    """Return a graph of three communities of 100 nodes; use your own `Data` here."""
+    """Return a graph with three communities of 100 nodes each. To use your own graph, return its `Data` instead."""
     torch.manual_seed(0)
     labels = torch.arange(3).repeat_interleave(100)
     edges = stochastic_blockmodel_graph([100, 100, 100], torch.full((3, 3), 0.01) + 0.05 * torch.eye(3))

@@ -1,4 +1,7 @@
-"""Train with a PyG convolution that accepts a bipartite pair, through the estimator with scikit-learn's interface."""
+"""Train your own PyG convolution with `GLASUClassifier`, which has the interface of scikit-learn.
+
+The convolution must accept a pair of feature matrices: one for the source nodes, one for the target nodes.
+"""
 
 from torch_geometric.nn import GATv2Conv
 

@@ -97,8 +97,8 @@ def test_a_registered_choice_is_loaded_on_first_use(tmp_path):
         ("sampler", "full", FullGraph, "registered already"),
         ("backbone", "gcn", "anywhere:Anything", "registered already"),
         ("flavour", "sweet", FullGraph, "no seam 'flavour'; the seams are aggregation, "),
-        ("profile", "mine", FullGraph, "no extension can add a profile; it can add to aggregation, "),
-        ("secure aggregation", "mine", FullGraph, "no extension can add a secure aggregation; it can add to "),
+        ("profile", "mine", FullGraph, "extensions cannot add a profile; they can add to aggregation, "),
+        ("secure aggregation", "mine", FullGraph, "extensions cannot add a secure aggregation; they can add to "),
         ("sampler", "Upper Case", FullGraph, "lower-case letters"),
         ("sampler", "", FullGraph, "lower-case letters"),
     ],
@@ -197,7 +197,7 @@ def test_a_choice_of_another_class_is_refused_with_its_extension_and_the_base_cl
         f"{start}task 'wrong-function': must be a subclass of glasu.model.task.Task, got an object of the type "
         "builtin_function_or_method; register a subclass.",
         f"{start}partition 'wrong-type': must be an instance of glasu.data.partition.Partition, got the class "
-        "wrong_extension.Draws; register one.",
+        "wrong_extension.Draws; register an instance.",
     ]
 
 

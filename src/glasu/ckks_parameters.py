@@ -1,9 +1,9 @@
 """The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they allow.
 
 A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits,
-multiplied by 2^scale_bits. The last two numbers check the others (`glasu.privacy.encryption`). Decryption gives a
-number with an error below 1/2, so rounding gives the number itself. The error has a bound that always holds, not only
-with high probability:
+multiplied by 2^scale_bits. The last two numbers are a check value for the other numbers (`glasu.privacy.encryption`).
+Decryption gives a number with an error below 1/2, so rounding gives the number itself. The error has a bound that
+always holds, not only with high probability:
 
     parties * degree * (LARGEST_NOISE + 1/2) / 2^scale_bits       1/2: rounding of a coefficient
 """
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 NUMBER_BITS = 32  # size of the numbers in a ciphertext, and of their sums
 LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as the difference of two sums of 21 bits
 ALLOWED_ERROR = 1 / 8  # maximum error of a decrypted number; computing with floats adds a smaller error
-CHECK_WORDS = 2  # how many numbers of a ciphertext check the others: two digits of a number below CHECK_PRIME
+CHECK_WORDS = 2  # numbers of a ciphertext that hold the check value: its two digits
 CHECK_DIGIT_BITS = 24  # size of one of these digits
-CHECK_PRIME = 2**48 - 59  # the greatest prime with two digits; it must exceed 2^NUMBER_BITS
+CHECK_PRIME = 2**48 - 59  # the check value is below this greatest prime of two digits; it must exceed 2^NUMBER_BITS
 # degree -> the greatest total number of bits of the primes for 128 bits of security (homomorphicencryption.org, 2018)
 SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 
 
 @dataclass(frozen=True)
 class CkksParameters:
-    """The sizes that define a ciphertext. `find_error` finds sizes that are not secure or not exact."""
+    """The sizes that define a ciphertext. `find_error` reports sizes with which sums are not secure or not exact."""
 
     degree: int = 4096
     modulus: int = 2**60 - 2**14 + 1  # the greatest prime of 60 bits that is 1 modulo 2 degree, as SEAL chooses it
@@ -48,19 +48,24 @@ class CkksParameters:
 
     @property
     def words(self) -> int:
-        """How many tensor values a ciphertext holds: one per slot, except in the slots of the check."""
+        """How many tensor values a ciphertext holds: one per slot, except in the two slots of the check value."""
         return self.slots - CHECK_WORDS
 
     @property
     def most_clients(self) -> int:
-        """The greatest number of ciphertexts whose sum is decrypted exactly, and whose checks have sums of 32 bits."""
+        """The greatest number of ciphertexts that can be added.
+
+        Their sum is decrypted exactly, and the sums of their check digits fit into 32 bits.
+        """
         exact = int(2**self.scale_bits * ALLOWED_ERROR / (self.degree * (LARGEST_NOISE + 0.5)))
         return min(exact, 1 << (NUMBER_BITS - CHECK_DIGIT_BITS))
 
     def find_error(self, num_clients: int) -> str:
         """Return the reason why sums of this many clients would not be secret or exact, or an empty string."""
         if sum(self.prime_bits) > (most := SECURE_BITS.get(self.degree, 0)):
-            return f"primes of {sum(self.prime_bits)} bits are not secure with degree {self.degree}, at most {most} are"
+            return (
+                f"primes of {sum(self.prime_bits)} bits exceed the {most} bits that are secure at degree {self.degree}"
+            )
         if NUMBER_BITS + self.scale_bits + 1 >= self.modulus.bit_length():
             return f"numbers of {NUMBER_BITS} bits with a scale of {self.scale_bits} bits do not fit into the modulus"
         if num_clients > self.most_clients:

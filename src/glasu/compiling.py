@@ -41,7 +41,7 @@ class _CompileListener(event.Listener):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.caches = True
-        self._depth = 0  # compiling a function also compiles those that it calls; numba locks out other threads
+        self._depth = 0  # compiling a function also compiles the functions that it calls; numba locks out other threads
         self._announced = False
 
     def on_start(self, found: Any) -> None:
@@ -60,8 +60,9 @@ class _CompileListener(event.Listener):  # type: ignore[misc]
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
-            # Without a handler, Python shows warnings only, and a run would be silent for the whole time. In worker
-            # processes the level is lower, because each of them would repeat the line.
+            # The level is WARNING, because without a handler Python shows no lower level, and the user would see
+            # nothing during the compilation. In worker processes the level is lower, because each of them would repeat
+            # the line.
             level = logging.WARNING if multiprocessing.parent_process() is None else logging.INFO
             kept = "is cached" if self.caches else "cannot be cached: set NUMBA_CACHE_DIR to a folder you can write to"
             LOGGER.log(level, "compiling numerical kernels for the first time; this takes about 20 s and %s", kept)

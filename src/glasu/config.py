@@ -98,8 +98,8 @@ class RunConfig(ConfigSections):
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: omit the keys that were not set. A copy of the config needs this, because a preset may choose
-                them.
+            given: omit the keys that were not set. A copy of the config needs this, because a preset may still choose
+                the omitted keys.
         """
         found: dict[str, dict[str, Any]] = {}
         for item in dataclasses.fields(self):
@@ -196,8 +196,8 @@ class RunConfig(ConfigSections):
     def flatten(self) -> dict[str, Any]:
         """Return the settings that the digest covers, one entry each: {"train.seed": 0}.
 
-        Keys that the preset decides have their defaults here, and one more entry lists them. So a config that sets such
-        a key to its default differs from one that does not set it.
+        Keys that the preset decides have their defaults here, and one more entry lists these keys. So a config that
+        sets such a key to its default differs from a config that does not set it.
         """
         found = self._flatten()
         left_open = list_open_keys(list_candidates(self))
@@ -235,7 +235,7 @@ def _write_toml(value: Any) -> str:
 
 
 def list_candidates(config: RunConfig) -> tuple[RunConfig, ...]:
-    """Return the settings between which `train.preset` decides, in order of preference; often there is only one."""
+    """Return the candidates of `train.preset` as settings, in order of preference. Often there is only one."""
     candidates: tuple[RunConfig, ...] = registry.load("preset", config.train.preset).expand(config)
     return candidates
 
@@ -260,8 +260,8 @@ def refuse_other_count(num_clients: int, found: int, where: str) -> None:
     """Refuse a `data.num_clients` that differs from the number of given parties."""
     if num_clients != found:
         raise ConfigError(
-            f"data.num_clients={num_clients}: {where} {found}; remove data.num_clients, or set it to {found}. Only one "
-            "graph can be divided among any number of clients."
+            f"data.num_clients={num_clients}: {where} {found}; remove data.num_clients, or set it to {found}. Only a "
+            "single graph can be divided among any number of clients."
         )
 
 
@@ -318,7 +318,7 @@ def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Ove
     candidates = list_candidates(config)
     config = candidates[0] if len(candidates) == 1 else config
     train = config.train
-    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a limit needs a sampler that samples
+    small = num_nodes <= SMALL_GRAPH and not train.max_nodes  # a node limit needs a sampler that draws nodes
     large_batch = min(512, train.max_nodes or 512)
     sampler = train.sampler
     if sampler == "auto":

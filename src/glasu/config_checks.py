@@ -1,4 +1,4 @@
-"""The rules that need several sections of a run. RunConfig applies them in this order: the first fault is reported."""
+"""The rules that concern several sections of a run. RunConfig applies them in a fixed order and reports one fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glasu.profiles import Profile
 from glasu.records import describe
 
 FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
-FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum: the sum of two reveals each to the other
+FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum; with two, each computes the other's values from the sum
 
 
 def check_sections(config: ConfigSections) -> None:
@@ -23,7 +23,7 @@ def check_sections(config: ConfigSections) -> None:
         _check_once(config, method)
     else:
         model.need_layers(silent or model.aggregation_layers[-1] == model.num_layers - 1)
-    trains_alone = method.prescribes("model", "aggregation_layers")  # it expects no gradient from other parties
+    trains_alone = method.prescribes("model", "aggregation_layers")  # the method needs no gradient from other parties
     if silent and train.label_owner is not None and not trains_alone:
         raise ConfigError(
             f"train.labels={train.labels!r}: without aggregation layers the other parties get no gradient; "
@@ -71,10 +71,10 @@ def check_sections(config: ConfigSections) -> None:
 
 
 def _check_once(config: ConfigSections, method: Any) -> None:
-    """Refuse settings that a run with one release cannot use; list all of them. Other methods replace most of them."""
+    """Refuse settings that a run with one release cannot use; list all of them."""
     model, train, named = config.model, config.train, _name(config, "train", "release")
     layers, last = model.aggregation_layers, model.num_layers - 1
-    if method.prescribes("train", "release"):
+    if method.prescribes("train", "release"):  # the method replaces most of these settings
         return
     faults = []
     chooses = registry.load("preset", train.preset).chooses_layer
@@ -121,7 +121,7 @@ def _check_examples(config: ConfigSections, method: Any) -> None:
 
 
 def _check_noise(config: ConfigSections, method: Any) -> None:
-    """Refuse settings under which something besides noisy rows would leave a party and depend on its data."""
+    """Refuse settings with which anything except noisy rows would leave a party, if it depends on the party's data."""
     train, noise = config.train, _name(config, "privacy", "dp_noise_multiplier")
     if config.wire.feedback:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _check_hiding(config: ConfigSections) -> None:
         )
     fewest = 2 if config.privacy.allow_two_parties else FEWEST_SUMMED
     if num_clients < fewest:
-        remedy = "; use three parties or more, or accept that with privacy.allow_two_parties = true."
+        remedy = "; use three parties or more, or allow this with privacy.allow_two_parties = true."
         raise ConfigError(
             f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
             f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
@@ -265,7 +265,7 @@ def _find_profile(config: ConfigSections, section: str, key: str) -> str | None:
 
 
 def _agrees_on_lower_layers(config: ConfigSections) -> bool:
-    """Return whether the parties agree on sampled node sets of layers below the last one that aggregates."""
+    """Return whether the parties agree on sampled node sets of layers below the last layer that aggregates."""
     train = config.train
     draws = train.sampler != "auto" and registry.load("sampler", train.sampler).agrees_on_node_sets
     return draws and not train.releases_once and len(config.model.aggregation_layers) > 1

@@ -12,7 +12,7 @@ from glasu.records import Bounds, Checked, Choice, describe
 
 Split = Literal["paper", "public"] | tuple[float, float, float]
 Missing = Literal["refuse", "zero", "mean"]
-EVERY_PARTY = "all"  # value of `train.labels` if no party is the only one with labels
+EVERY_PARTY = "all"  # value of `train.labels` if all parties have labels
 MAX_COUNT = 2**31 - 1  # counts and index arrays are sent as 32-bit integers
 Count = Annotated[int, Bounds(1, MAX_COUNT)]
 Natural = Annotated[int, Bounds(0, MAX_COUNT)]
@@ -21,7 +21,7 @@ Positive = Annotated[float, Bounds(0, ends="(]")]
 NoiseMultiplier = Annotated[float, Bounds(0, 1000)]
 LEAST_NOISE = 0.001
 MAX_LAYERS = 1000
-SAMPLING_ONLY = ("sampling", "blocks", "sampled_evaluation")  # keys of [train] that only a sampler that samples reads
+SAMPLING_ONLY = ("sampling", "blocks", "sampled_evaluation")  # keys of [train] without effect on the whole graph
 # Keys of [privacy] that have an effect only with noise.
 NOISE_ONLY = (
     "dp_clip",
@@ -45,9 +45,9 @@ class DataConfig(Checked):
     num_clients: Count = 3  # M
     edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
     partition: Annotated[str, Choice("partition")] = "features"
-    # Dirichlet parameter: "importance" draws the parties' shares of columns with it, and "edges" those of edges
+    # Dirichlet parameter of the clients' shares: shares of columns for "importance", shares of edges for "edges"
     concentration: Annotated[float, Bounds(0.001, 1_000_000, "small values give unequal shares")] = 1.0
-    # for "correlation": the share of columns that are distributed over all clients, away from correlated columns
+    # for "correlation": the share of columns that are redistributed, which puts correlated columns at different clients
     correlation: Annotated[float, Bounds(0, 1)] = 0.5
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
@@ -72,7 +72,7 @@ class DataConfig(Checked):
             self._need(key, used, f"has no effect with data.partition={self.partition!r}; remove it.")
         if isinstance(self.split, tuple):
             fractions = min(self.split) >= 0 and self.split[0] > 0 and sum(self.split) <= 1 + 1e-9
-            rule = "must be three shares (train, validation, test) with a sum of at most 1 and a positive first one."
+            rule = "must be three shares (train, validation, test) with a sum of at most 1; train must be above 0."
             self._need("split", fractions, rule)
 
 
@@ -92,7 +92,7 @@ class ModelConfig(Checked):
     alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: share of the initial representation
     theta: Positive = 0.5  # gcnii: lambda of the GCNII paper
     heads: Count = 4  # number of attention heads of gat
-    residual: bool = False  # every layer adds its input at the same rows, times a separate weight matrix
+    residual: bool = False  # every layer adds its own input at the same rows, multiplied by a separate weight matrix
     owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
     def _check(self) -> None:
@@ -214,10 +214,10 @@ class PrivacyConfig(Checked):
     dp_noise_multiplier_gradients: NoiseMultiplier | None = None  # None: dp_noise_multiplier
     dp_clip_gradients: Positive | None = None  # None: dp_clip
     dp_noise_multiplier_probabilities: NoiseMultiplier | None = None  # None: dp_noise_multiplier
-    dp_clip_probabilities: Positive = 1.0  # no row of class probabilities is longer
+    dp_clip_probabilities: Positive = 1.0  # the norm of a row of class probabilities is at most 1
     release_probabilities: bool = True  # False: each party predicts with its own classifier
     delta: Annotated[float, Bounds(0, 1, ends="()")] = 1e-5
-    target_epsilon: Positive | None = None  # a release that would exceed it is refused
+    target_epsilon: Positive | None = None  # a release with which epsilon would exceed this value is refused
     label_epsilon: Positive | None = None  # randomised response of the training labels; None: no change
     blind_server: bool = False  # masks: hide sums from the server as well; with ckks the server never sees sums
     # whether hidden sums of two parties are allowed, although each party learns the other's values from the sum
@@ -241,7 +241,8 @@ class PrivacyConfig(Checked):
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
-        # A profile may set the keys that others depend on, so `RunConfig` repeats this after it applied the profile.
+        # A profile may set keys on which other keys depend. So `RunConfig` repeats this check after it has applied the
+        # profile.
         if registry.load("profile", self.profile).is_empty and (faults := self.list_unused_keys()):
             raise ConfigError(" ".join(faults))
         for name in ("dp_noise_multiplier", "dp_noise_multiplier_gradients", "dp_noise_multiplier_probabilities"):
@@ -268,7 +269,7 @@ class PrivacyConfig(Checked):
         ]
 
     def _explain_hiding_key(self, name: str, ways: Sequence[str]) -> str:
-        """Return why a key has no effect with the chosen way to hide sums. It has an effect with `ways`."""
+        """Return why a key has no effect with the chosen `privacy.secure_aggregation`; it has an effect with `ways`."""
         if name == "blind_server" and self.way_to_hide.hides_sums:
             named = f'privacy.secure_aggregation = "{self.secure_aggregation}"'
             return f"has no effect with {named}: the server sees no sums; remove it."

@@ -10,7 +10,7 @@ class GlasuError(Exception):
     In a network run, the other roles receive `code` and `public_message` and nothing else about the error.
     """
 
-    code = "error"  # a code for programs; an instance may have a more precise one
+    code = "error"  # a code for programs; an instance may have a more precise code
     exit_code = 2
     public_default = ""  # sent instead of a message that may contain ids, values or paths of one party
 
@@ -19,15 +19,15 @@ class GlasuError(Exception):
 
         Args:
             message: the message for the user of this role.
-            public: the message for all other roles; by default `public_default`, or else the message.
+            public: the message for all other roles. Default: `public_default` if the class defines it, else `message`.
             party: the party whose message caused the error, if a message did.
-            code: the code for programs; by default that of the class.
+            code: the code for programs; by default the code of the class.
         """
         super().__init__(message)
         self._public, self.party, self.code = public, party, code or self.code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without a call of `__init__`, because its arguments differ between the classes."""
+        """Pickle without a call of `__init__`, because the arguments of `__init__` differ between the classes."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
@@ -53,11 +53,11 @@ class AlignmentError(GlasuError):
     """The parties do not list the same nodes in the same order."""
 
     code = "not_aligned"
-    public_default = "its list of nodes differs from the required one, or has another order; see that party's log."
+    public_default = "its nodes or their order differ from the required list of nodes; see that party's log."
 
 
 class ProtocolError(GlasuError):
-    """A message does not match the one that the protocol expects now. The receiver did nothing wrong."""
+    """A message is not the message that the protocol expects now. The fault is the sender's, not the receiver's."""
 
     code = "invalid_message"
     exit_code = 1
@@ -98,7 +98,7 @@ class AbsenceError(TransportError):
 def get_public_message(error: BaseException) -> str:
     """Return the part of an error that other roles may see.
 
-    For errors of other libraries: the type and the OS error.
+    For an error of another library, this is its type and the OS error.
     """
     if isinstance(error, GlasuError):
         return error.public_message
@@ -107,5 +107,5 @@ def get_public_message(error: BaseException) -> str:
 
 
 def get_code(error: BaseException) -> str:
-    """Return the code of an error for programs of other roles."""
+    """Return the code of an error, for the programs of other roles."""
     return error.code if isinstance(error, GlasuError) else "bug"

@@ -104,7 +104,7 @@ def _write_once(path: Path, content: bytes, mode: int) -> None:
 
 
 def write_whole(handle: int, content: bytes) -> None:
-    """Write all bytes to an open file; one call of the system may write only some of them."""
+    """Write all bytes to an open file; one system call may write only a part."""
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
@@ -130,8 +130,8 @@ def sync_handle(handle: int, *, data_only: bool = False) -> None:
 
     Args:
         handle: its file descriptor.
-        data_only: skip metadata that a reader does not need, such as the time of the last change, on systems that can
-            skip this.
+        data_only: if the system supports it, skip metadata that a reader does not need, such as the time of the last
+            change.
     """
     sync = getattr(os, "fdatasync", os.fsync) if data_only else os.fsync
     sync(handle)
@@ -155,7 +155,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Set the file name of an OSError to `path`. A failed write names no file, or only a temporary one."""
+    """Set the file name of an OSError to `path`. The error of a failed write names no file, or a temporary file."""
     try:
         yield
     except OSError as error:
@@ -179,7 +179,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
         DataError: the lock file cannot be used.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # There is no fallback to a lock by the existence of a file, because after kill -9 the file would block the folder.
+    # No fallback to a lock that consists in the existence of a file: after kill -9, this file would block the folder.
     lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()

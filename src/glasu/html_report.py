@@ -50,9 +50,10 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 
 
 def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
-    """Format the rows of a table, one per run. After a run of parties alone, one more row has the best of them.
+    """Format the rows of a table, one per run. After a run in which parties train alone, add a row for the best party.
 
-    It is the best on the validation nodes, by its model or by label propagation. Only its first metric is known.
+    The best party has the best score on the validation nodes, by its model or by label propagation. Only its first
+    metric is known.
     """
     rows = []
     for name, report in reports.items():
@@ -71,7 +72,7 @@ def render_report(title: str, introduction: str, reports: Mapping[str, RunReport
     Args:
         title: the heading.
         introduction: one or two sentences about the runs.
-        reports: name -> report, in display order; all of one task.
+        reports: name -> report, in display order. All runs have the same task.
     """
     first = next(iter(reports.values()))
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
@@ -144,7 +145,7 @@ def _list_scores(report: RunReport) -> list[float]:
 
 
 def _render_privacy(reports: Mapping[str, RunReport]) -> str:
-    """Render the differential privacy of the runs with noise; nothing if there is none."""
+    """Render the differential privacy of the runs with noise; return an empty string if no run has noise."""
     found = {name: report.privacy.differential_privacy for name, report in reports.items()}
     lines = [f"<p>{html.escape(f'{name}: {spent}')}</p>" for name, spent in found.items() if spent is not None]
     return f"<h2>Differential privacy</h2>{''.join(lines)}" if lines else ""

@@ -1,4 +1,4 @@
-"""Render a table as HTML. A leaf: the page of an audit needs neither plotly nor torch."""
+"""Render a table as HTML. This module imports neither plotly nor torch, because the page of an audit needs neither."""
 
 from __future__ import annotations
 

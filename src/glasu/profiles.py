@@ -1,8 +1,8 @@
 """The choices of `privacy.profile`: sets of ordinary settings that protect a run.
 
 A profile requires some values and suggests others. A key that contradicts a required value is refused; a suggestion
-applies only to keys that are not set. The profile "dp" needs noise of any strength. The settings of the run contain all
-of them, so reports and digests show them.
+applies only to keys that are not set. The profile "dp" needs noise of any strength. The settings of the run contain the
+values from the profile, so reports and digests show these values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Profile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the profile decides nothing."""
+        """Whether the profile neither requires nor suggests any value."""
         return not self.required and not self.suggested
 
     def list_required(self, num_layers: int) -> list[tuple[str, str, Any]]:

@@ -90,7 +90,7 @@ def scale_words(words: NDArray[np.uint64], bounds: NDArray[np.int64] | int) -> N
 
 
 def draw_smallest(candidates: NDArray[np.int64], count: int, low: np.uint64, high: np.uint64) -> NDArray[np.int64]:
-    """Draw `count` of distinct candidates uniformly: the ones with the smallest words. Return them sorted."""
+    """Draw `count` of the candidates, which are distinct, uniformly: those with the smallest words. Sort the result."""
     if count >= len(candidates):
         return np.sort(candidates)
     return np.sort(candidates[np.argpartition(draw_words(low, high, candidates), count)[:count]])
@@ -104,7 +104,7 @@ def draw_distinct(
     Args:
         key: the key of the stream.
         population: the numbers are 0..population-1.
-        count: how many to draw; at most population minus the excluded numbers.
+        count: how many to draw; at most population - len(excluded).
         excluded: numbers that are not drawn, sorted and distinct.
 
     Returns:

@@ -11,7 +11,7 @@ Literal[...]                     one of the values
 bytes                            a string of hexadecimal digits
 tuple[X, ...], tuple[X, Y]       a list
 Mapping[str, X]                  an object
-Mapping[Literal[...], X]         an object with no other keys
+Mapping[Literal[...], X]         an object whose keys are among these values
 Mapping[K, X]                    a list of [key, value] pairs
 a dataclass                      an object
 X | Y                            the first alternative that fits
@@ -19,7 +19,7 @@ Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a minimum and a maximum value
 Annotated[str, Choice(...)]      one of the names of a seam
 Annotated[X, Length(...)]        X, with a minimum and a maximum length
-any other class                  an instance of it, which the caller has inserted
+any other class                  an instance of the class, which the caller has inserted
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def read_record(
         value: the parsed JSON or TOML.
         source: name of the file or message; the error starts with it.
         finite: whether to refuse floats that are not finite.
-        partial: whether to ignore unknown keys, because the document has more than `cls` needs.
+        partial: whether to ignore unknown keys, because the document contains more than the fields of `cls`.
         names: types that the module of `cls` imports for type checking only, by name.
     """
     reader = _Reader(source, finite, names or {}, partial=partial)
@@ -227,7 +227,7 @@ def _fields(cls: type[Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def parse_json(content: bytes | str, source: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> object:
-    """Parse JSON; refuse two values for one key, deep nesting and documents that are too long."""
+    """Parse JSON; refuse duplicate keys, deep nesting and documents that are too long."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -455,7 +455,7 @@ class _Reader:
 
 @functools.lru_cache(maxsize=256)
 def read_type_hints(cls: Any, names: tuple[tuple[str, Any], ...] = ()) -> dict[str, Any]:
-    """Return the annotations of a dataclass; `names` gives types that its module imports for type checking only."""
+    """Return the annotations of a dataclass. `names`: types that its module imports for type checking only."""
     return typing.get_type_hints(cls, localns=dict(names), include_extras=True)
 
 
@@ -500,7 +500,7 @@ def describe_expected(annotation: Any) -> str:
 
 
 def _suggest_choice(value: object, annotation: Any) -> str:
-    """Return the choice of an annotation that is most similar to a value, as the end of a rule; "" if none is."""
+    """Return the end of a rule that suggests the most similar choice of an annotation; "" if no choice is similar."""
     inner = typing.get_args(annotation)
     choices: Sequence[object] = ()
     if typing.get_origin(annotation) is Literal:

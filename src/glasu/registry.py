@@ -8,8 +8,8 @@ Python module of the user. It calls `register` when it is imported:
 
     registry.register("sampler", "hubs", "my_module:HubSampler")
 
-The user of a machine loads an extension there, with `load_extension` or with an entry point of the group
-"glasu.extensions". No message can cause an extension to be loaded.
+The user of a machine decides which extensions are loaded there: with `load_extension`, or by installing a package with
+an entry point of the group "glasu.extensions". No message can cause an extension to be loaded.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ SEAMS = {
     "secure aggregation": Seam("glasu.privacy.secure_aggregation:SECURE_AGGREGATIONS"),
     "task": Seam("glasu.model.task:TASKS", "Task"),
 }
-# Seams to which an extension may add a choice. The others are rules of privacy that the threat model describes.
+# Seams to which an extension may add a choice. The other seams are privacy rules, which the threat model describes.
 EXTENSIBLE = tuple(name for name, seam in SEAMS.items() if seam.base is not None)
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
 _sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of its errors
 _extensions: dict[str, Extension] = {}
-_loading: list[str] = []  # names of the extensions that are being imported; the last one calls `register` now
+_loading: list[str] = []  # names of the extensions that are being imported, innermost last
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,21 @@ class Extension:
 
 
 def choices(seam: str) -> tuple[str, ...]:
-    """Return the names of a seam: those of GLASU first, then those of extensions."""
+    """Return the names of all choices of a seam: first the choices of GLASU, then the choices of extensions."""
     load_entry_points()
     return (*_load_table(seam), *_registered[seam])
 
 
 def is_choice(seam: str, name: str) -> bool:
     """Return whether a seam has a choice of this name."""
-    # Entry points are read only for names that are not known yet. A run that uses no extension imports none.
+    # Entry points are read only for names that are not known yet. So a run without extensions imports no extension.
     return name in _load_table(seam) or name in _registered[seam] or name in choices(seam)
 
 
 def select(seam: str, **properties: object) -> Iterator[str]:
     """Yield the names of the choices whose attributes have these values: `select("sampler", reads_whole_graph=True)`.
 
-    The choices of GLASU come first. A caller that needs only one of them imports no installed extension.
+    The choices of GLASU come first. A caller that stops at one of these choices imports no installed extension.
     """
     seen = [*_load_table(seam)]
     yield from (name for name in seen if _has_properties(load(seam, name), properties))
@@ -129,7 +129,7 @@ def register(seam: str, name: str, target: object) -> None:
         raise ConfigError(f"{source}there is no seam {seam!r}; the seams are {', '.join(EXTENSIBLE)}.")
     what = f"{source}{seam} {name!r}"
     if seam not in EXTENSIBLE:
-        raise ConfigError(f"{what}: no extension can add a {seam}; it can add to {', '.join(EXTENSIBLE)}.")
+        raise ConfigError(f"{what}: extensions cannot add a {seam}; they can add to {', '.join(EXTENSIBLE)}.")
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{what}: a name has 1 to 40 lower-case letters, digits, '_' and '-', and starts with a letter."
@@ -166,7 +166,7 @@ def find_extension(seam: str, name: str) -> Extension | None:
 
 
 def require_extensions(needed: Iterable[Extension], source: str) -> None:
-    """Refuse a file that was written with an extension, unless the same version and source is loaded now.
+    """Refuse a file that was written with an extension, unless the same version and source of it are loaded now.
 
     Args:
         needed: the extensions that wrote the file.
@@ -189,7 +189,7 @@ def require_extensions(needed: Iterable[Extension], source: str) -> None:
 
 
 def import_attribute(target: str, what: str) -> Any:
-    """Return the attribute that "module:attribute" names; `what` names it in an error."""
+    """Return the attribute that "module:attribute" names. An error starts with `what`."""
     name, colon, attribute = target.partition(":")
     module = _import(name, what)
     if not colon or not hasattr(module, attribute):
@@ -212,7 +212,7 @@ def _load_extension(name: str, version: str) -> Extension:
 def _digest_source(module: ModuleType) -> str:
     """Return the SHA-256 of a module's source file, or of all Python files of a package.
 
-    Other modules that it imports are not covered: keep an extension in one module or package.
+    The digest does not cover other modules that the extension imports: keep an extension in one module or package.
     """
     file = Path(module.__file__ or "")
     root = file.parent
@@ -228,12 +228,14 @@ def _digest_source(module: ModuleType) -> str:
 
 
 def _check_base(seam: str, choice: object, what: str) -> None:
-    """Refuse a choice that is not of the base class of its seam, or does not define all methods."""
+    """Refuse a choice that does not fit the base class of its seam, or does not define all abstract methods."""
     base = import_attribute(f"{SEAMS[seam].table.partition(':')[0]}:{SEAMS[seam].base}", what)
     required = f"{base.__module__}.{base.__name__}"
     if not inspect.isabstract(base):
         if not isinstance(choice, base):
-            raise ConfigError(f"{what}: must be an instance of {required}, got {_describe(choice)}; register one.")
+            raise ConfigError(
+                f"{what}: must be an instance of {required}, got {_describe(choice)}; register an instance."
+            )
     elif not (isinstance(choice, type) and issubclass(choice, base)):
         raise ConfigError(f"{what}: must be a subclass of {required}, got {_describe(choice)}; register a subclass.")
     elif missing := sorted(getattr(choice, "__abstractmethods__", ())):
@@ -248,7 +250,7 @@ def _describe(choice: object) -> str:
 
 
 def _is_same(target: object, other: object) -> bool:
-    """Return whether two targets are equal, or the same definition of a notebook whose cell was run again."""
+    """Return whether two targets are equal, or are one definition in a notebook cell that was run again."""
     names = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", "")) for each in (target, other)]
     return target == other or (names[0] == names[1] and names[0][0] == "__main__")
 

@@ -1,7 +1,7 @@
 """Reports of a run: typed values in memory, JSON in report.json, and a one-line summary.
 
-A simulation and a server write a `RunReport`, a party of a run between machines a `PartyReport`. Both roles write a
-`PredictionReport` after a prediction. Torch is not loaded.
+A simulation and a server write a `RunReport`. A party of a run between machines writes a `PartyReport`. After a
+prediction, the server and the parties write a `PredictionReport`. Torch is not loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glasu import __version__
 from glasu.config import Override, RunConfig
 from glasu.records import FlatSettings
 
-if TYPE_CHECKING:  # these load numpy, which `glasu provision` does without
+if TYPE_CHECKING:  # these imports would load numpy, which `glasu provision` does not use
     from glasu.data.preprocessing import Preparation
     from glasu.privacy.accounting import SpentEpsilon
     from glasu.privacy.ledger import Ledger
@@ -54,11 +54,11 @@ class SplitScores(JsonRecord):
 
     metrics: Mapping[str, float]  # by their names in the task
     round: int | None = None  # number of rounds after which this model was selected
-    # If parties train alone: the first metric of every client, for its model and (standalone) for plain label
-    # propagation over its edges. None for a client without labels, or without edges.
+    # If parties train alone: the first metric of every client. None for a client without labels.
     per_client: tuple[float | None, ...] | None = None
+    # With standalone training: the same metric of plain label propagation. None also for a client without edges.
     per_client_propagation: tuple[float | None, ...] | None = None
-    # "model" or "propagation": the better one by party; only in the validation scores
+    # "model" or "propagation", by client: which of the two is better; only in the validation scores
     per_client_better: tuple[str | None, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class AloneScores:
 
 
 def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores) -> list[AloneScores]:
-    """Return the scores of every party alone, models first; nothing for a party without labels, or without edges."""
+    """Return the scores of the parties alone: first of all models, then of label propagation. Skip missing scores."""
     found = []
     for by, key in (("model", "per_client"), ("label propagation", "per_client_propagation")):
         scores = (getattr(split, key) or () for split in (validation, test))
@@ -133,11 +133,14 @@ def describe_missing(missing: Sequence[str], validation: Mapping[str, float] | N
 
 @dataclass(frozen=True)
 class WarmStart(JsonRecord):
-    """The local steps before round 0, and the mean of the scores that the parties compute alone after them."""
+    """The local steps before round 0, and the ensemble after these steps.
+
+    The ensemble is the mean of the predictions that the parties compute alone.
+    """
 
     steps: int
-    selected: str  # "ensemble": this mean is the selected model; "joint": the joint model after some round is
-    ensemble: Mapping[str, float]  # validation scores of this mean
+    selected: str  # the selected model: "ensemble", or "joint" (the joint model of a later round)
+    ensemble: Mapping[str, float]  # validation scores of the ensemble
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Seconds(JsonRecord):
 
 @dataclass(frozen=True)
 class HistoryEntry(JsonRecord):
-    """One evaluation on the validation split, and the cost of the run until then."""
+    """One evaluation on the validation split, and the cost of the run up to this evaluation."""
 
     round: int
     loss: float | None  # None if the parties train alone and send no losses
@@ -193,9 +196,9 @@ class CandidateSummary(JsonRecord):
     """A candidate of the preset that fitted the data of the parties."""
 
     settings: FlatSettings  # the settings in which this candidate differs from the others
-    score: float | None  # validation score after the rounds of the race; None: there was no race, or it diverged
+    score: float | None  # validation score after the race; None: there was no race, or the candidate diverged
     chosen: bool
-    diverged: bool | None = None  # True: it lost the race because its training diverged
+    diverged: bool | None = None  # True: the candidate lost the race because its training diverged
 
 
 @dataclass(frozen=True)
@@ -204,10 +207,10 @@ class RaceSummary(JsonRecord):
 
     preset: str
     rounds: int  # rounds of every candidate in the race; 0: the rules left one candidate
-    candidates: tuple[CandidateSummary, ...]  # the preferred one first
-    bytes: int  # cost of the run until the choice, including repeated rounds
+    candidates: tuple[CandidateSummary, ...]  # the preferred candidate first
+    bytes: int  # bytes of the run before the choice, including repeated rounds
     exchanges: int
-    releases: Mapping[str, int] | None = None  # by party, as far as the role knows them; None: at a server
+    releases: Mapping[str, int] | None = None  # by party, if the role knows them; None at a server
 
 
 @dataclass(frozen=True)
@@ -217,11 +220,11 @@ class PreparedColumns(JsonRecord):
     unchanged: int
     scaled: int  # number of columns that are scaled and keep their zeros
     standardized: int
-    dropped: tuple[str | int, ...]  # columns with one value: their names, or positions if they have none
+    dropped: tuple[str | int, ...]  # columns with one value: their names, or their positions if columns have no names
 
     @classmethod
     def of(cls, preparation: Preparation, names: Sequence[str]) -> PreparedColumns:
-        """Summarise the preparation of a party whose columns have these names, or none."""
+        """Summarise the preparation of a party. `names` are the names of its columns; empty if they have no names."""
         kinds = preparation.count_kinds()
         dropped = tuple(names[column] if names else column for column in preparation.dropped)
         return cls(kinds["unchanged"], kinds["scaled"], kinds["standardized"], dropped)
@@ -266,7 +269,7 @@ class MaskSummary(JsonRecord):
 
     blind_server: bool  # whether the server sees no sums
     signatures: str  # whether the keys of the parties are signed
-    # Number of values outside the grid, by party. A party knows only its own number. With noise no report has it.
+    # Number of values outside the grid, by party. A party knows only its own number. None in a run with noise.
     clamped: Mapping[str, int] | None = None
 
     @classmethod
@@ -277,7 +280,7 @@ class MaskSummary(JsonRecord):
         from glasu.privacy.secure_aggregation import find_secure_aggregation  # loads numpy
 
         blind = config.privacy.blind_server or find_secure_aggregation(config.privacy).hides_sums
-        # The number depends on data and has no noise. So in a run with noise, it is in no file that a party may share.
+        # The number depends on data, and no noise is added to it. So a run with noise writes it to no shared file.
         return cls(blind, signatures, None if config.privacy.adds_noise else clamped)
 
 
@@ -302,21 +305,21 @@ class RowPrivacy(JsonRecord):
     def __str__(self) -> str:
         found = f"differential privacy of party {self.party}: {self.spent}."
         if not self.holds:
-            found += " It does not hold in this run: the noise is derived from train.seed. Between machines each party "
-            found += "has a secret."
+            found += " It does not hold in this run: the noise is derived from train.seed. In a run between machines, "
+            found += "the noise is derived from the party's secret."
         return found
 
 
 @dataclass(frozen=True)
 class PrivacySummary(JsonRecord):
-    """How the released tensors were protected. The server's report has `ledger` None, because it keeps no ledger."""
+    """How the released tensors were protected. At a server, `ledger` is None, because a server keeps no ledger."""
 
     secure_aggregation: str
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    # After a warm start without masks and ckks: whether the keys are signed that the parties used to agree on the key
-    # of the common classifier. The server does not know this.
+    # After a warm start without masks and ckks: the parties have agreed on the key of the common classifier. This field
+    # states whether the keys that they used for the agreement are signed. The server does not know this.
     warm_start_keys: str | None = None
     differential_privacy: RowPrivacy | None = None  # privacy of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
@@ -353,7 +356,7 @@ class PrivacySummary(JsonRecord):
 
 
 def list_versions(config: RunConfig | None = None) -> dict[str, str]:
-    """Return the versions that affect the bits of a run: of packages, and of the extensions that `config` uses.
+    """Return the versions that affect the bits of a run: of Python, of packages and of the extensions in `config`.
 
     A server may have neither torch nor scipy.
     """
@@ -436,7 +439,7 @@ class RunReport(Report):
         return "every party at its own best round" if chosen is None else f"best at round {chosen}"
 
     def _scores(self) -> str:
-        from glasu.model.task import make_task  # loads numpy, which `glasu provision` does without
+        from glasu.model.task import make_task  # loads numpy, which `glasu provision` does not use
 
         metric = make_task(self.config.train).selected_by
         if not self.test.metrics:  # a server
@@ -455,7 +458,7 @@ class RunReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(JsonRecord):
-    """Results and cost of a cheaper method with the best of its settings, or the reason why it is not possible."""
+    """Results and cost of a cheaper method with its best settings, or the reason why the method is not possible."""
 
     test: SplitScores | None = None
     validation: SplitScores | None = None
@@ -499,7 +502,7 @@ class PredictionReport(JsonRecord):
 
     party: str | None = None
     parties: tuple[str, ...]  # the parties that trained the model
-    missing: tuple[str, ...] = ()  # the parties that did not take part in the prediction
+    missing: tuple[str, ...] = ()  # the parties that were absent from the prediction
     validation: Mapping[str, float] | None = None  # stored validation scores without the missing parties
     training: str | None = None  # the run that trained the model
     requested: int | None = None  # number of nodes that this party requested

@@ -10,7 +10,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Secret:
-    """Random bytes that only one party knows. `repr` does not show them, so no log or error does."""
+    """Random bytes that only one party knows. `repr` omits the bytes, so that logs and errors do not show them."""
 
     value: bytes = field(repr=False)
 
@@ -19,7 +19,7 @@ class Secret:
             raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(self.value)}")
 
     def derive(self, purpose: str, number: int = 0) -> Secret:
-        """Return another secret for one purpose; it reveals neither this secret nor those of other purposes."""
+        """Return a secret for one purpose. It reveals neither this secret nor the secrets for other purposes."""
         info = b"glasu\0" + purpose.encode() + b"\0" + number.to_bytes(8, "little", signed=True)
         return Secret(hmac.digest(self.value, info, "sha256"))
 

@@ -10,11 +10,11 @@ Clock = Callable[[], float]
 
 
 class PausableClock:
-    """A clock that can stop. Any thread may read it; one thread at a time pauses and resumes it."""
+    """A clock that can stop. Any thread may read it; only one thread at a time may pause and resume it."""
 
     def __init__(self) -> None:
-        # Seconds of finished pauses, and the start of the current pause. They are one tuple, because other threads must
-        # read both at the same moment.
+        # Seconds of finished pauses, and the start of the current pause. Both are in one tuple, so that other threads
+        # never read one new and one old value.
         self._paused: tuple[float, float | None] = (0.0, None)
 
     def __call__(self) -> float:
@@ -37,7 +37,7 @@ class PausableClock:
 
 
 class Stopwatch:
-    """Adds up seconds by activity. The time of an inner measurement does not count for the outer one."""
+    """Adds up seconds by activity. The time of an inner measurement does not count for the outer measurement."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

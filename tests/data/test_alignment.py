@@ -85,7 +85,7 @@ A = party("a", [0, 1, 2, 3])
         (party("a", [0, 1, 2, 3]), DataError, "not distinct"),
         (replace(A, name="all"), DataError, "party 'all': train.labels = .all. means all parties"),
         (party("b", [0, 1, 2]), AlignmentError, "4 nodes, 'b' has 3"),
-        (party("b", [0, 1, 3, 2]), AlignmentError, "different ids or orders"),
+        (party("b", [0, 1, 3, 2]), AlignmentError, "different ids or different orders"),
         (
             replace(A, name="b", labels=None, classes=()),
             DataError,

@@ -112,7 +112,7 @@ def test_folders_of_which_only_some_are_aligned_are_refused(folders):
     align_folders(folders)
     load_parties(config)
     (folders[1] / ALIGNMENT_FILE).write_bytes(kept)
-    with pytest.raises(AlignmentError, match="is of different alignments; run glasu align with all"):
+    with pytest.raises(AlignmentError, match="comes from different alignments; run glasu align with all"):
         load_parties(config)
 
 
@@ -165,7 +165,7 @@ def test_only_the_id_column_decides_about_an_alignment(folders):
 
 
 def test_folders_with_other_rules_or_equal_names_are_refused(folders):
-    with pytest.raises(ConfigError, match="two or more parties of different names"):
+    with pytest.raises(ConfigError, match="two or more parties with different names"):
         align_folders([folders[0], folders[0]])
     (folders[1] / "party.toml").write_text("")
     with pytest.raises(AlignmentError, match="the rules for ids differ"):

@@ -362,7 +362,7 @@ def test_a_missing_column_is_explained_with_its_key_and_a_similar_name(tmp_path)
     ],
 )
 def test_an_id_that_differs_from_a_node_only_by_white_space_is_explained(tmp_path, nodes, edges):
-    with pytest.raises(DataError, match=r"White space at the ends is the only fault of 1 of these.*id_whitespace"):
+    with pytest.raises(DataError, match=r"1 of these ids are wrong only because of white space.*id_whitespace"):
         read_party(folder_with(tmp_path / "a", nodes, edges))
 
 

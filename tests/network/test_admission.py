@@ -111,7 +111,9 @@ def test_only_the_policy_collect_states_the_time_of_the_server(admission):
 def test_the_error_of_a_party_without_an_intact_checkpoint_says_that_it_has_none(admission):
     error = refusal_of(admission, hello(rounds={}))
     assert error.code == Code.NO_COMMON_CHECKPOINT
-    assert str(error).startswith("its intact checkpoints are of rounds: none; the server's: 0; none in common.")
+    assert str(error).startswith(
+        "it has no intact checkpoint in common with the server (rounds at the party: none; at the server: 0)."
+    )
 
 
 @pytest.mark.parametrize("count", [1, 99, 4_000])

@@ -89,4 +89,4 @@ def test_a_state_file_of_an_earlier_version_is_refused_in_one_line(folder, kits,
     (folder / "out" / "serving.json").write_text(json.dumps(old))
     assert serve(folder, kits, "--listen", "127.0.0.1:0", "--wait", "0") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "of another version of GLASU" in line
+    assert "another version of GLASU wrote it" in line

@@ -289,10 +289,12 @@ def test_another_build_of_the_same_version_is_accepted_and_reported_to_all_once(
         role.outcome()
     server.outcome()
     for who in ("server", *"ab"):
-        found = [line for line in cluster.lines[who] if line.startswith("b: its build differs from that of a")]
+        found = [
+            line for line in cluster.lines[who] if line.startswith("b: its library builds differ from the builds of a")
+        ]
         assert len(found) == 1
         assert f"torch build: a {list_versions()['torch']}, b {torch}+other" in found[0]
-        assert any("b: its build differs from that of the server" in line for line in cluster.lines[who])
+        assert any("b: its library builds differ from the builds of the server" in line for line in cluster.lines[who])
 
 
 def with_clients(welcome, count):
@@ -428,7 +430,7 @@ def test_a_party_that_would_run_other_settings_is_refused_alone_with_a_table_at_
     error = cluster.join("b", Other).error()  # no other party has come yet
     assert isinstance(error, RefusalError)
     assert error.code == Code.DIFFERENT_SETTINGS
-    assert f"it would run other settings: train.learning_rate: the server {rate}, b 0.125" in str(error)
+    assert f"it would run with different settings: train.learning_rate: the server {rate}, b 0.125" in str(error)
     assert error.table[1].split() == ["train.learning_rate", str(rate), "0.125"]
     assert any(line.split() == ["the", "server", "b"] for line in cluster.lines["server"])
     for role in [cluster.join(name) for name in "abc"]:  # b reconnects with the right settings
@@ -469,7 +471,7 @@ def test_a_party_that_names_another_run_is_refused_and_is_not_admitted(kits, tmp
     config, parties = tiny()
     cluster = Cluster(config, parties, kits, tmp_path)
     server = cluster.serve()
-    with pytest.raises(RefusalError, match=r"started for run 0a1b \(--run\), and this is run [0-9a-f]{24}") as refused:
+    with pytest.raises(RefusalError, match=r"started for run 0a1b \(--run\), but this is run [0-9a-f]{24}") as refused:
         cluster.join("a", run="0a1b", out="late").outcome()
     assert refused.value.code == Code.UNWANTED_RUN
     run = json.loads((tmp_path / "server" / "serving.json").read_text())["run"]

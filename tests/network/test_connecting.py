@@ -249,7 +249,7 @@ def test_before_it_has_begun_a_party_takes_part_in_the_run_that_the_server_offer
         ([welcome(more=1)], "has the unknown key 'more'"),
         ([welcome(resumed=True)], "a session that this party does not know"),
         ([welcome(received="1")], "received='1': must be an integer"),
-        ([b""], "expected at least 17"),
+        ([b""], "expected at least a header of 17 bytes"),
         ([b"\xff" * 40], "unknown kind 255"),
         ([pack_frame(CONTROL, b"[" * 50_000)], "control frame: is nested too deeply"),
         ([pack_unnumbered("x")], "control message of unknown kind 'x'"),

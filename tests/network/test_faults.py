@@ -398,7 +398,7 @@ def test_a_party_that_lost_its_folder_does_not_set_the_others_back(kits, tmp_pat
         path.rename(tmp_path / path.name)
     error = cluster.join("b").error()
     assert isinstance(error, ConfigError)
-    assert "none in common" in str(error)
+    assert "no intact checkpoint in common" in str(error)
     for path in tmp_path.glob("*.checkpoint"):
         path.rename(tmp_path / "b" / "checkpoints" / path.name)
     for role in (a, cluster.join("b"), c):

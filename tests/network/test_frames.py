@@ -159,12 +159,12 @@ def test_a_receiver_that_uses_nothing_acknowledges_nothing_beyond_its_room():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "expected at least 17"),
-        (b"\x00" * 16, "expected at least 17"),
+        (b"", "expected at least a header of 17 bytes"),
+        (b"\x00" * 16, "expected at least a header of 17 bytes"),
         (FRAME_HEADER.pack(3, 1, 0), "unknown kind 3"),
         (FRAME_HEADER.pack(255, 1, 0), "unknown kind 255"),
-        (FRAME_HEADER.pack(PIECE, 0, 0), "pieces are numbered"),
-        (FRAME_HEADER.pack(ACK, 1, 0), "acks are not"),
+        (FRAME_HEADER.pack(PIECE, 0, 0), "pieces have a number"),
+        (FRAME_HEADER.pack(ACK, 1, 0), "acks have 0"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused(data, words):

@@ -290,7 +290,7 @@ def test_other_settings_than_the_training_had_are_declined(train_once, tmp_path)
     error = cluster.predict_with("a", ASKED).error()
     assert isinstance(error, ConfigError)
     assert "train.learning_rate: a trained 0.1, the server 0.25" in str(error)
-    cluster.until("server", "a: declines to take part: the server's settings are not those of the training")
+    cluster.until("server", "a: declines to take part: the server's settings are not the settings of the training")
     cluster.end(server)
 
 

@@ -149,7 +149,7 @@ def test_two_files_that_were_exchanged_for_one_another_are_not_used(stopped_clus
     server = stopped_cluster.serve()
     error = stopped_cluster.join("b").error()
     assert isinstance(error, GlasuError)  # it has no checkpoint left; the other roles keep theirs
-    assert "none in common" in str(error)
+    assert "no intact checkpoint in common" in str(error)
     assert sum("is damaged or was replaced" in line for line in stopped_cluster.lines["b"]) == 2
     last.write_bytes(older.read_bytes())
     older.write_bytes(content)
@@ -215,7 +215,7 @@ def test_a_full_disk_stops_the_run_with_a_clear_error_and_loses_nothing(name, co
         assert isinstance(error, GlasuError), who
         assert error.exit_code == 1
         assert "cannot be written" in str(error), who
-        assert f"({os.strerror(code)}); earlier ones are intact" in str(error), who
+        assert f"({os.strerror(code)}); earlier checkpoints are intact" in str(error), who
         assert re.search("start the same commands? again", str(error)), who
         assert name == "server" or who == "b" or "party 'b'" in str(error)
     found = sorted(path.name for path in folder.iterdir())

@@ -289,7 +289,7 @@ def test_revoking_works_when_the_servers_kit_has_left_the_folder(out):
     (path,) = revoke(out, ["a"])
     shutil.copy(path, out.parent / "elsewhere" / "revoked.pem")
     assert open_kit(out.parent / "elsewhere").revoked == {open_kit(out / "a").serial}
-    with pytest.raises(ConfigError, match="is not here"):
+    with pytest.raises(ConfigError, match="this folder is missing"):
         add(out, ["d"])
 
 
@@ -332,7 +332,7 @@ def test_without_a_ca_there_is_nothing_to_renew(tmp_path):
         ("ca.toml", b"schema = 9\n", "ca.toml: schema=9, but this version reads 1"),
         ("ca.toml", b"garbage", "ca.toml: is not valid TOML"),
         ("ca.pem", b"garbage", "ca.pem: does not hold one certificate"),
-        ("ca-key.pem", b"garbage", "ca-key.pem: does not hold a private key"),
+        ("ca-key.pem", b"garbage", "ca-key.pem: does not hold an unencrypted private key"),
         ("ca-key.pem", None, "ca-key.pem: is missing"),
     ],
 )

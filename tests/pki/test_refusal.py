@@ -92,11 +92,14 @@ REFUSED = {
     "foreign SAN": (odd("spiffe://example.org/a"), "names neither"),
     "two names": (odd("glasu:party:a", "glasu:party:b"), "names neither"),
     "second spelling": (odd("glasu:party:%61"), "names neither"),
-    "no usage": (odd("glasu:party:a", usage=()), "its key usage is not that of a party"),
-    "the server's usage": (odd("glasu:party:a", usage=(SERVER,)), "its key usage is not that of a party"),
-    "both usages": (odd("glasu:party:a", usage=(CLIENT, SERVER)), "its key usage is not that of a party"),
-    "server kit as party": (SERVER_KIT.certificate_pem, "is a server's, and a party's is needed"),
-    "server's name for a party": (odd("glasu:server"), "its key usage is not that of a server"),
+    "no usage": (odd("glasu:party:a", usage=()), "its key usage does not fit a party"),
+    "the server's usage": (odd("glasu:party:a", usage=(SERVER,)), "its key usage does not fit a party"),
+    "both usages": (odd("glasu:party:a", usage=(CLIENT, SERVER)), "its key usage does not fit a party"),
+    "server kit as party": (
+        SERVER_KIT.certificate_pem,
+        "belongs to a server, but the certificate of a party is needed",
+    ),
+    "server's name for a party": (odd("glasu:server"), "its key usage does not fit a server"),
     "not on the roster": (encode_pem(issue(AUTHORITY, "z", (), NOW, 3).certificate), "'z' is not on the roster (a, b)"),
     "an RSA key from nowhere": (
         odd(
@@ -132,8 +135,8 @@ def test_a_revoked_certificate_is_refused_and_the_next_one_of_the_party_is_not()
 
 def test_a_party_talks_to_the_server_only():
     assert find_refusal(SERVER_KIT.certificate_pem, PARTY_KIT, now=NOW) == ""
-    assert "is a party's, and a server's is needed" in find_refusal(GOOD, PARTY_KIT, now=NOW)
-    assert "its key usage is not that of a server" in find_refusal(
+    assert "belongs to a party, but the certificate of a server is needed" in find_refusal(GOOD, PARTY_KIT, now=NOW)
+    assert "its key usage does not fit a server" in find_refusal(
         odd("glasu:server", usage=(SERVER, CLIENT)), PARTY_KIT, now=NOW
     )
 

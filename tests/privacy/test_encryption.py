@@ -94,7 +94,7 @@ def test_the_error_of_the_largest_sum_of_the_most_parties_stays_below_its_bound(
         ({}, CKKS.most_clients + 1, f"at most {CKKS.most_clients} parties"),
         ({"scale_bits": 20}, 3, "at most 1 parties"),
         ({"scale_bits": 28}, 3, "do not fit into the modulus"),
-        ({"special_bits": 50}, 3, "primes of 110 bits are not secure with degree 4096, at most 109"),
+        ({"special_bits": 50}, 3, "primes of 110 bits exceed the 109 bits that are secure at degree 4096"),
         ({"degree": 2048}, 3, "not secure with degree 2048"),
         ({"degree": 4000}, 3, "not secure with degree 4000"),
     ],

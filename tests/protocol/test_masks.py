@@ -183,7 +183,7 @@ def split_last_scores(config, also=lambda message: message):
 @pytest.mark.parametrize("keys", LAST, ids=str)
 def test_different_answers_in_the_last_exchange_are_noticed_at_the_end(keys):
     config, parties = tiny_masked(num_rounds=2, **keys)
-    said = r"the proof of party '[abc]' does not fit the answers that this party has received, so the server sent them"
+    said = r"the proof of party '[abc]' does not match the answers that party '[abc]' has received, so the server sent"
     with pytest.raises(ProtocolError, match=said):
         simulate(parties, config, carry=split_last_scores(config))
 
@@ -200,7 +200,7 @@ def test_a_server_that_returns_a_partys_own_proof_is_noticed():
             return dataclasses.replace(message, content=np.frombuffer(join_parts([proofs.pop(0)] * 3), np.uint8))
         return message
 
-    with pytest.raises(ProtocolError, match=r"the proof of party '[abc]' does not fit"):
+    with pytest.raises(ProtocolError, match=r"the proof of party '[abc]' does not match the answers"):
         simulate(parties, config, carry=split_last_scores(config, echo))
 
 
@@ -365,7 +365,7 @@ def test_different_answers_before_a_restart_are_noticed_after_it(keys, tmp_path)
 
     with pytest.raises(ConnectionError):
         simulate(parties, config, checkpoints=tmp_path, carry=split_and_stop)
-    said = "so the server sent them different answers|found different metrics|class probabilities|training diverged"
+    said = "sent the two parties different answers|found different metrics|class probabilities|training diverged"
     with pytest.raises((ProtocolError, TrainingError), match=said):  # the masks do not cancel, so sums are noise
         simulate(parties, config, checkpoints=tmp_path)
 

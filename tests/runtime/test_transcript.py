@@ -142,7 +142,7 @@ def test_a_tensor_in_the_clear_of_another_party_is_refused(tmp_path, receiver):
         content[first.start - RECORD.size : first.start] = RECORD.pack(receiver, first.stop - first.start)
 
     change_file(tmp_path, change)
-    with pytest.raises(DataError, match=r"expected a tensor in the clear from a client 0\.\.2"):
+    with pytest.raises(DataError, match=r"expected an unprotected tensor of a client 0\.\.2"):
         RecordedRun(tmp_path)
 
 

@@ -1,9 +1,9 @@
 """glasu align: find the ids that all parties have, and one common order, without revealing an id.
 
-With several folders, all parties are on this disk. With one folder and --server, the party takes part in an alignment
-between organisations, which `glasu serve --align` serves. The command writes alignment.parquet next to a party's
-tables, and ledger.jsonl with every release. Afterwards, `glasu train`, `glasu join` and `glasu predict` use only the
-common nodes, in the common order.
+With several folders, all parties are on this disk. With one folder and --server, the command joins an alignment between
+organisations, for which `glasu serve --align` runs at the server. The command writes alignment.parquet next to a
+party's tables, and ledger.jsonl with every release. Afterwards, `glasu train`, `glasu join` and `glasu predict` use
+only the common nodes, in the common order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="with --server: how long to wait for the server to connect or reconnect (default: 600)",
+        help="with --server: how long to wait for the server, at the start or after a lost connection (default: 600)",
     )
     add_max_ids(parser)
     add_policy(parser)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if args.server is None and len(args.parties) == 1:
         raise ConfigError(
             "an alignment on this disk needs the folders of two or more parties; give all of them, or add "
-            "--server HOST:PORT --kit KIT to take part in an alignment between machines."
+            "--server HOST:PORT --kit KIT to join an alignment between machines."
         )
     if args.server is None:
         _align_here(args)

@@ -53,7 +53,7 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="how long to wait for the other side to connect or reconnect (default: 600)",
+        help="how long to wait for the other side, at the start or after a lost connection (default: 600)",
     )
     parser.add_argument(
         "--fresh",
@@ -71,7 +71,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="lines for people, or one JSON object per line (default: text)",
+        help="text lines, or one JSON object per line (default: text)",
     )
 
 
@@ -92,7 +92,7 @@ def add_server_options(parser: argparse.ArgumentParser, where: str = "") -> None
 def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     """Add the options of a party; their help starts with `where`."""
     parser.add_argument(
-        "--expect", type=parse_path, metavar="RUN.toml", help=f"{where}refuse settings that differ from these"
+        "--expect", type=parse_path, metavar="RUN.toml", help=f"{where}refuse settings that differ from this file"
     )
     parser.add_argument(
         "--run",
@@ -118,7 +118,7 @@ def add_party_options(parser: argparse.ArgumentParser, where: str = "") -> None:
 def add_policy(
     parser: argparse.ArgumentParser, found: str = "next to the data or in the kit", *, where: str = ""
 ) -> None:
-    """Add --policy. `found` names the place of the default policy.toml; the help starts with `where`."""
+    """Add --policy. `found` says where the default policy.toml is; the help starts with `where`."""
     parser.add_argument(
         "--policy",
         type=parse_path,

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="DIR",
-        help="folders of other parties, or of the server: compare the ledgers with the heads recorded there",
+        help="folders of other parties or of the server; the ledgers are compared with the heads in these folders",
     )
     parser.add_argument("--out", type=parse_path, metavar="FILE", help="the page, .html (default: RUN_DIR/audit.html)")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """glasu demo: compare methods on built-in data, in about a minute.
 
 Three departments of a news service have different data about the same users, and the interest of a user depends on the
-combination. The demo trains each department alone, all departments with GLASU, and one model on pooled data. With
-GLASU, features and edges stay at their department. For comparison, the demo also averages the predictions of the
-departments that train alone, and smooths this average over the edges.
+combination of this data. The demo trains each department alone, all departments with GLASU, and one model on pooled
+data. With GLASU, features and edges stay at their department. For comparison, the demo also averages the predictions of
+the departments that train alone, and smooths this average over the edges.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def make_demo_config(num_rounds: int, seed: int) -> RunConfig:
     """Return the settings that all methods of the demo share.
 
-    Both SAGE layers aggregate. The first aggregation brings the users' profiles to the department with the network. Its
-    second layer averages the profiles over the followed users, and combines the average with the user's reading habit.
+    Both SAGE layers aggregate. The first aggregation brings the users' profiles to the department with the network.
+    There, the second layer averages the profiles over the followed users, and combines the average with the user's
+    reading habit.
     """
     return RunConfig(
         data=DataConfig(name="demo"),

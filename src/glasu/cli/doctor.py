@@ -1,9 +1,10 @@
 """glasu doctor: check that all parties and the server are ready for a run.
 
-Start it at the server and at every party, with the arguments of serve and join except --predict. It checks
-certificates, connections, clocks, versions, disks, folders, data and ids. Every role prints the same diagnosis and
-exits with 0 (ready) or 1 (not ready). The command sends counts and digests, never an id or a value, and writes no file.
-With --align at every role, it checks instead that the ids of all parties can be aligned (`glasu align`).
+Start it at the server and at every party, with the same arguments as `glasu serve` and `glasu join`, but without
+--predict. It checks certificates, connections, clocks, versions, disks, folders, data and ids. Every role prints the
+same diagnosis and exits with 0 (ready) or 1 (not ready). The command sends counts and digests, never an id or a value,
+and writes no file. If --align is given at every role, the command checks instead that the ids of all parties can be
+aligned (`glasu align`).
 """
 
 from __future__ import annotations

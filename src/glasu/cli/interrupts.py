@@ -1,7 +1,7 @@
 """Interrupts of a command: SIGTERM is handled like Ctrl-C, and an interrupted command ends within a time limit.
 
-The limit is a promise of docs/reliability.md. It also holds if the main thread is inside a long operation, or waits for
-a lock that an interrupted function still holds. Ending the process is always safe: files are written atomically, and a
+docs/reliability.md promises this limit. It also holds if the main thread is inside a long operation, or waits for a
+lock that an interrupted function still holds. Ending the process is always safe: files are written atomically, and a
 run resumes from its last checkpoint.
 """
 
@@ -33,15 +33,15 @@ def find_exit_code(interruption: KeyboardInterrupt) -> int:
 
 @contextmanager
 def handle_interrupts(seconds: float = EXIT_SECONDS) -> Iterator[None]:
-    """Raise Terminated on SIGTERM, and end the process if the block still runs some time after an interrupt.
+    """Raise Terminated on SIGTERM, and end the process if the block still runs `seconds` after an interrupt.
 
     Args:
-        seconds: the time between an interrupt and the end of the process.
+        seconds: the maximum time between an interrupt and the end of the process.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     terminate = signal.signal(signal.SIGTERM, _terminate)
-    # Python writes the number of a signal here when it arrives, even if the main thread cannot run its handler.
+    # When a signal arrives, Python writes its number here, even if the main thread cannot run the signal handler.
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(reader, seconds), name="glasu-interrupts", daemon=True).start()
     try:

@@ -1,9 +1,9 @@
-"""glasu join: take part in a training run between organisations, with one party's data.
+"""glasu join: join a training run between organisations, with one party's data.
 
 The data stays on this machine; report.json counts everything that is sent. The server sends the settings, and this
 command prints them. With --expect, it refuses other settings. After a crash, start the same command again: it resumes.
-It writes report.json and model/. With --predict, the party takes part in a prediction with the trained model instead. A
-party that requested nodes, or that has the labels, receives predictions.csv or predictions.parquet.
+It writes report.json and model/. With --predict, the party joins a prediction with the trained model instead. A party
+that requested nodes, or that has the labels, receives predictions.csv or predictions.parquet.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
     address, kit = check_address(args.server, "--server"), open_kit(args.kit, "party")
     raise_descriptor_limit()
-    # Report a wrong kit before its consequence, an --out folder that seems to contain the results of another party.
+    # Check the kit first: with a wrong kit, the --out folder seems to contain the results of another party.
     refuse_data_of_others(kit, read_manifest(args.party).name)
     refuse_contents_of_others(args.out, "party", kit.name)
     expect = None if args.expect is None else RunConfig.from_toml(args.expect)
@@ -102,7 +102,7 @@ def _train(options: JoinOptions, party: PartyData, log: Log) -> None:
 
 
 def _predict(options: JoinOptions, party: PartyData, log: Log, args: argparse.Namespace) -> None:
-    """Take part in a prediction and print the result of this party."""
+    """Join a prediction and print the result of this party."""
     import numpy as np
 
     from glasu.data.folders import find_query_nodes

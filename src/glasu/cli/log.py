@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from glasu.network.options import RoleEvent
     from glasu.timing import Clock
 
-PROGRESS = "glasu.compiling"  # a logger whose warnings are progress; --quiet suppresses them
+PROGRESS = "glasu.compiling"  # a logger whose warnings only report progress; --quiet suppresses them
 
 
 class _Receiver(logging.Handler):

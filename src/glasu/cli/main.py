@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown arguments here, so that the error names the help of the command and not that of `glasu`."""
+        """Refuse unknown arguments here, so that the error names the help of the command and not of `glasu` itself."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
             args = build_parser(commands).parse_args(argv)
             with _leave_no_empty_folder(args):
                 return _run(args)
-        except KeyboardInterrupt as interruption:  # outside `_run`, which handles the interruption of a command
+        except KeyboardInterrupt as interruption:  # the interrupt arrived before or after `_run`
             return find_exit_code(interruption)
 
 
@@ -108,7 +108,7 @@ def _leave_no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        for name in getattr(args, "extensions", ()):  # before a config is read, because it may name their choices
+        for name in getattr(args, "extensions", ()):  # must be loaded before a config that uses them is read
             registry.load_extension(name)
         code: int | None = args.run(args)
         sys.stdout.flush()
@@ -136,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warn_about_fresh(args: argparse.Namespace) -> str:
-    """Return a warning for a command with --fresh, because repeating this command would not resume the run."""
+    """Return a warning if the command had --fresh, because the same command would not resume the run."""
     again = " To resume this run, remove --fresh; with --fresh, the command starts over."
     return again if getattr(args, "fresh", False) else ""
 

@@ -21,7 +21,7 @@ EXAMPLE = "glasu predict runs/cora --out predictions.csv"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the output folder of `glasu train`")
-    add_overrides(parser, "the current location of the data, for example data.root=elsewhere")
+    add_overrides(parser, "set the location of the data if it has moved, for example data.root=elsewhere")
     add_extensions(parser)
     parser.add_argument("--party", metavar="NAME", help="after standalone training: the party whose model predicts")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """glasu provision: create the kits (keys and certificates) of the server and the parties.
 
 A private CA signs one certificate for the server and one for each party. Nothing is overwritten or deleted: renewed and
-removed kits move to KITS/retired.
+removed kits are moved to KITS/retired.
 
 With --parties, all keys are made on one machine. These are trial kits: give KITS/server to the server and KITS/<party>
 to that party, and keep KITS/ca here. Otherwise the server and each party make their own keys with `request`, the CA
@@ -47,8 +47,8 @@ ROLE_ACTIONS = {  # per action: purpose, details, example
     ),
     "pin": (
         "record the fingerprints of the peers' keys; without --peers, show them",
-        "A pinned peer is refused if it has another key, even if the CA has signed it. Compare the fingerprints over\n"
-        "the telephone. For masks and ckks, every party must pin all other parties.",
+        "A pinned peer is refused if it uses another key, even a key that the CA has signed. Compare the fingerprints\n"
+        "over the telephone. For masks and ckks, every party must pin all other parties.",
         "glasu provision pin kits/clinic --peers insurer=a2ed-b15b-264f-5f40-f917-fa8d",
     ),
     "secret": (
@@ -111,7 +111,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "requests", type=parse_path, nargs="+", metavar="REQUEST", help="request.pem of a party or the server"
     )
     sign.add_argument("--ca", type=parse_path, required=True, metavar="KITS", help="folder of the CA")
-    _add_host(sign, "give it if the CA is new, or to change the names with a request from the server")
+    _add_host(sign, "required for a new CA; with a request from the server, the given names replace earlier names")
     sign.add_argument("--days", type=int, help="validity of the certificates (default: 365)")
     pin = parsers["pin"]
     pin.add_argument("kit", type=parse_path, metavar="KIT", help="the kit of this role")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE",
         help=f"{', '.join(TABLE_NAMES)}, or all (the tables of the paper)",
     )
-    parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (default: those of the table)")
+    parser.add_argument("--datasets", type=_parse_names, metavar="A,B", help="data sets (default: all of the table)")
     parser.add_argument(
         "--methods",
         type=_parse_names,

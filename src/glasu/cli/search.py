@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-bytes",
         type=parse_bytes,
         metavar="B",
-        help="count only the evaluations of a run within this number of bytes, for example 79MB",
+        help="byte limit of a run, for example 79MB; later evaluations of the run do not count",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="parallel trials, one process each (default: 1)"

@@ -1,11 +1,12 @@
 """glasu train: train all parties in one process with the settings of RUN.toml.
 
 It writes report.json (metrics, traffic, time, releases), model/ (the selected weights) and ledger/ (every release of
-every party) to the output folder. During the training the folder also holds checkpoints: the same command resumes from
-them. They are removed at the end. A finished run is replaced only with --fresh; without it, the same command trains
-nothing. With --baselines it also trains the parties alone, and compares the result with each party alone, with averaged
+every party) to the output folder. During the training, the folder also contains checkpoints. If the run is interrupted,
+the same command resumes from them. They are removed at the end. A finished run is replaced only with --fresh. With
+--baselines, the command also trains the parties alone, and compares the result with each party alone, with averaged
 predictions, and with averages that are smoothed over the edges. If a preset chose the settings of the run, each of
-these methods tries the settings of every candidate and those without a preset, and uses the best on validation nodes.
+these methods tries the settings of every candidate and the settings without a preset. It then uses the settings with
+the best validation score.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _train(args: argparse.Namespace, config: RunConfig, out: Path) -> RunReport:
     profile = [line] if (line := describe_profile(config)) else []
     about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
     with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
-        if args.fresh:  # otherwise results of the old run would look like those of an interrupted new run
+        if args.fresh:  # otherwise, if the new run is interrupted, old results would look like its results
             remove_finished_run(out)
             remove_model(out / "model")
         with show_progress(config.train.method, config.train.num_rounds, about=about, quiet=args.quiet) as observer:

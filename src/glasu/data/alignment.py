@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glasu.config_sections import Split
     from glasu.data.party import Splits
 
-OWN_CLASS = 0.8  # share of distinct classes among labelled nodes above which the labels are probably numbers
+OWN_CLASS = 0.8  # if there are more distinct classes per labelled node, the labels are probably numbers
 
 
 def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -51,9 +51,9 @@ def check_parties(
 
     Args:
         parties: the data of the parties.
-        label_owner: the only party with labels; None: all of them need labels.
+        label_owner: the only party with labels; None: all parties need labels.
         task: the name of the task.
-        split: `data.split`; a part with the fraction 0 may have no node with a known label.
+        split: `data.split`. A split with the fraction 0 does not need a node with a known label.
     """
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")
@@ -70,15 +70,17 @@ def check_parties(
                 f"party {first.name!r} has {first.num_nodes} nodes, {party.name!r} has {party.num_nodes}; align them."
             )
         if party.ids_digest() != first.ids_digest():
-            raise AlignmentError(f"parties {first.name!r} and {party.name!r} list different ids or orders; align them.")
+            raise AlignmentError(
+                f"parties {first.name!r} and {party.name!r} list different ids or different orders; align them."
+            )
     owners = list(parties) if label_owner is None else [_find_party(label_owner, parties)]
     for owner in owners:
         if owner.labels is None:
             having = [party.name for party in parties if party.labels is not None]
             listed = f"; with labels: {', '.join(having)}" if having else ""
             raise DataError(
-                f"party {owner.name!r} has no labels{listed}; train.labels must name a party that has them, or be "
-                '"all" if every party has.'
+                f"party {owner.name!r} has no labels{listed}; train.labels must name a party with labels, or be "
+                '"all" if every party has labels.'
             )
         _check_labels(owner, owners[0], task, split)
 
@@ -120,7 +122,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str, split: Split) -
     ):
         if not same:
             raise DataError(
-                f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or name one in train.labels."
+                f"{what} of {first.name!r} and {party.name!r} differ; make them equal, or set train.labels to a party."
             )
 
 
@@ -140,7 +142,7 @@ def _check_split_labels(labels: Labels, splits: Splits, split: Split, where: str
             'label_type = "number" in party.toml and train.task = "regression"'
         )
     else:
-        remedy = "choose other splits, or set the fraction to 0 in data.split to train without"
+        remedy = "choose other splits, or set the fraction to 0 in data.split to train without them"
     raise DataError(
         f"{where}: no {' and no '.join(empty)} node has a known label (nodes with a label: {counts}); {remedy}."
     )

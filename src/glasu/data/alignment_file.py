@@ -1,7 +1,7 @@
 """alignment.parquet, next to the tables of a party: the common ids in the common order, and the parties' common key.
 
-`glasu align` writes it, and `read_party` applies it: the party then has only the common nodes, in the common order and
-with normalised ids. The key never leaves the party. Other roles see HMACs made with it.
+`glasu align` writes this file, and `read_party` applies it: the party then has only the common nodes, in the common
+order and with normalised ids. The key never leaves the party. Other roles only see HMACs that were made with the key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CommonIds:
     def of(
         cls, ids: NDArray[np.str_], rows: NDArray[np.int64], key: bytes, parties: Sequence[str], rules: IdRules
     ) -> CommonIds:
-        """Return the content for a table with these normalised ids. `rows` are its common rows, in the common order."""
+        """Return the content for a table with these normalised ids. `rows`: the common rows in the common order."""
         return cls(ids[rows], key, tuple(parties), str(rules), sign_ids(key, "table", digest_ids(np.sort(ids))))
 
     def write(self, folder: Path) -> Path:
@@ -83,7 +83,7 @@ class CommonIds:
 
 
 def read_alignment(folder: Path) -> CommonIds | None:
-    """Read alignment.parquet of a party's folder; None if there is none."""
+    """Read alignment.parquet in a party's folder; return None if there is no such file."""
     path = folder / ALIGNMENT_FILE
     if not path.is_file():
         return None
@@ -98,5 +98,5 @@ def read_alignment(folder: Path) -> CommonIds | None:
         return CommonIds(ids, key, parties, about["glasu.rules"], about["glasu.all_ids"])
     except (pa.ArrowException, OSError, KeyError, ValueError):
         raise DataError(
-            f"{path}: cannot be read, is damaged, or is of another version of GLASU; {ALIGN_AGAIN}."
+            f"{path}: cannot be read, is damaged, or was written by another version of GLASU; {ALIGN_AGAIN}."
         ) from None

@@ -1,7 +1,7 @@
 """Divide the edges of one graph among clients, in bounded memory.
 
-In a symmetric graph, both directions of an edge have the draw of the first direction. In addition to the result, a
-division needs one byte of memory per edge and pieces of bounded size. Importing this module loads no scipy.
+In a symmetric graph, one draw decides about both directions of an edge. In addition to the result, a division needs
+one byte of memory per edge and pieces of bounded size. Importing this module does not load scipy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def divide_edges(graph: Graph, data: DataConfig, seed: int, workspace: Workspace
 
 
 def assign_edges(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each edge to one client, drawn with shares from a symmetric Dirichlet distribution.
+    """Give each edge to one random client. The clients' shares are drawn from a symmetric Dirichlet distribution.
 
     Args:
         graph: the undivided graph.
@@ -82,7 +82,7 @@ def _draw_bits(clients: range, edge_fraction: float, seed: int) -> Draw:
 
 
 def _draw_owner(shares: NDArray[np.float64], dtype: np.dtype[Any], seed: int) -> Draw:
-    """Return a function that draws the only client that gets an edge."""
+    """Return a function that draws, for each edge, the one client that gets it."""
     stream, heights = Stream(seed, "edge owners").numpy(), np.cumsum(shares)[:-1]
     return lambda count: np.searchsorted(heights, stream.random(count), side="right").astype(dtype)
 
@@ -90,11 +90,11 @@ def _draw_owner(shares: NDArray[np.float64], dtype: np.dtype[Any], seed: int) ->
 def _draw_per_edge(
     graph: Graph, start: Callable[[], Draw], drawn: NDArray[np.unsignedinteger[Any]], workspace: Workspace
 ) -> None:
-    """Fill `drawn`, one value per edge; in a symmetric graph, with one value for both directions of an edge.
+    """Fill `drawn` with one value per edge. In a symmetric graph, both directions of an edge get the same value.
 
     Args:
         graph: the undivided graph.
-        start: returns the draws from their beginning.
+        start: returns a new function that makes the draws from the first one on.
         drawn: receives the draws.
         workspace: sets the size of the pieces.
     """
@@ -129,13 +129,13 @@ def _count_flags(flags: NDArray[np.bool_], indptr: NDArray[np.int64]) -> NDArray
 def _copy_to_reverse(
     graph: Graph, above: NDArray[np.int64], drawn: NDArray[np.unsignedinteger[Any]], piece_edges: int
 ) -> bool:
-    """Copy the draw of each edge from a higher node to its reverse; return False if an edge has no reverse.
+    """Give each edge with a lower-numbered source the draw of its reverse; return False if an edge has no reverse.
 
-    Targets are visited in order, so one pass finds the reverse of every edge of a source.
+    Targets are visited in order, so one pass over the edges finds all reverses.
     """
     import scipy.sparse as sp
 
-    following = above.copy()  # for each node: its next edge from a higher node
+    following = above.copy()  # for each node: its next edge from a higher-numbered node
     size = graph.num_nodes
     for nodes, indptr in graph.node_pieces(max(piece_edges, size)):
         sources = graph.indices[indptr[0] : indptr[-1]]
@@ -159,7 +159,7 @@ def _copy_to_reverse(
 def _select(
     graph: Graph, drawn: NDArray[np.unsignedinteger[Any]], mask: int, value: int, prefix: str, workspace: Workspace
 ) -> Graph:
-    """Return the graph of the edges with `draw & mask == value`, in their order."""
+    """Return the graph that contains the edges with `drawn & mask == value`, in the same order."""
     indptr = workspace.writer(f"{prefix}indptr", np.int64)
     indices = workspace.writer(f"{prefix}indices", graph.indices.dtype)
     weights = None if graph.weights is None else workspace.writer(f"{prefix}weights", np.float32)

@@ -37,7 +37,7 @@ PARTY_FILE = "party.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class PartyManifest:
-    """The content of party.toml: the names of special columns. All other columns of the nodes are features."""
+    """The content of party.toml: the names of special columns. All other columns in the table of nodes are features."""
 
     name: str = ""  # "": the name of the folder
     id: str = "id"
@@ -49,7 +49,7 @@ class PartyManifest:
     split: str | None = None
     classes: tuple[str, ...] | None = None  # class names in the order of the label numbers; None: sorted names
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
-    id_unicode: UnicodeForm | None = None  # rules of an alignment; None: those of `IdRules`
+    id_unicode: UnicodeForm | None = None  # rules of an alignment; None: the defaults of `IdRules`
     id_case: LetterCase | None = None
     id_whitespace: Whitespace | None = None
     nodes: str | None = None  # file names; None: nodes.parquet or nodes.csv
@@ -94,12 +94,12 @@ def write_party(party: PartyData, folder: str | Path, file_format: Literal["parq
             fresh.rename(folder)
             sync_folder(folder.parent)
             return
-        for name in names:  # party.toml is the last, because a folder without it is not a party
+        for name in names:  # move party.toml last: a folder without this file is not a party
             (fresh / name).rename(folder / name)
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise DataError if the folder has files of a party, because they are never overwritten."""
+    """Raise DataError if the folder contains files of a party, because they are never overwritten."""
     for name in (PARTY_FILE, *(f"{table}.{kind}" for table in ("nodes", "edges") for kind in FORMATS)):
         if (folder / name).exists():
             raise DataError(f"{folder / name}: exists and is not overwritten; remove it, or write to another folder.")
@@ -110,7 +110,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
 
     Args:
         folder: the folder with party.toml and the tables of nodes and edges.
-        missing: the treatment of missing features.
+        missing: what to do with missing feature values.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -127,7 +127,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         for name, key in names.items():
             with faults.collect():
                 table.column(name, key)
-    faults.raise_if_any()  # before the features: in a CSV file without a header, the other column names are values
+    faults.raise_if_any()  # do not read features yet: without a CSV header, the other column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         with faults.collect():
@@ -166,7 +166,7 @@ def read_normalized_ids(folder: Path) -> tuple[PartyManifest, NDArray[np.str_]]:
 
 
 def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) -> PartyData:
-    """Return `read_party(folder, missing)`; convert large files once and then open the converted data."""
+    """Return `read_party(folder, missing)`. Large files are converted once; later calls open the converted data."""
     files = [folder / PARTY_FILE, *_find_tables(folder, read_manifest(folder))]
     common = read_alignment(folder)
     if common is not None:
@@ -174,11 +174,11 @@ def read_party_once(folder: Path, missing: Missing, cache: Cache | None = None) 
     names = [folder.resolve().name, *(file.name for file in files)]
     about = {"kind": "folder", "names": names, "missing": missing}
     party = read_files(cache or Cache(), about, files, lambda _: [read_party(folder, missing)])[0]
-    return party if common is None else replace(party, alignment_key=common.key)  # the cache holds no key
+    return party if common is None else replace(party, alignment_key=common.key)  # the cache does not store the key
 
 
 def find_query_nodes(path: Path, folder: Path, party: PartyData) -> NDArray[np.int64]:
-    """Return the position of each id of a table. Its id column has the name of the party's id column, or `id`.
+    """Return the node position of each id in a table. The table's id column is named as in party.toml, or `id`.
 
     If the party is aligned, the ids of the table are normalised first.
 
@@ -307,14 +307,14 @@ def _list_feature_columns(nodes: Table, manifest: PartyManifest) -> list[str]:
 
 
 def _list_named_node_columns(manifest: PartyManifest) -> dict[str, str]:
-    """Map every node column that party.toml names to its key there: "id", "label" or "split"."""
+    """Map every node column that party.toml names to its key in party.toml: "id", "label" or "split"."""
     labels = manifest.label if isinstance(manifest.label, tuple) else (manifest.label,)
     named = [(manifest.id, "id"), *((label, "label") for label in labels), (manifest.split, "split")]
     return {name: key for name, key in named if name is not None}
 
 
 def _list_named_edge_columns(manifest: PartyManifest) -> dict[str, str]:
-    """Map every edge column that party.toml names to its key there: "source", "target" or "weight"."""
+    """Map every edge column that party.toml names to its key in party.toml: "source", "target" or "weight"."""
     named = ((manifest.source, "source"), (manifest.target, "target"), (manifest.weight, "weight"))
     return {name: key for name, key in named if name is not None}
 
@@ -325,7 +325,7 @@ def _read_features(nodes: Table, manifest: PartyManifest, missing: Missing, faul
     features = np.empty((nodes.num_rows, len(names)), np.float32)
     with faults.collect():
         if not names:
-            raise DataError(f"{nodes.path}: has no feature column, only those that {PARTY_FILE} names; add one.")
+            raise DataError(f"{nodes.path}: has no feature column: {PARTY_FILE} names all its columns; add a feature.")
     for position, name in enumerate(names):
         with faults.collect():
             features[:, position] = _replace_missing(nodes, name, missing)
@@ -356,7 +356,7 @@ def _read_labels(nodes: Table, manifest: PartyManifest) -> tuple[Labels | None, 
     number = {name: position for position, name in enumerate(classes)}
     labels = np.array([-1 if name is None else number.get(name, -2) for name in names], np.int64)
     if (labels == -2).any():
-        rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; add it there, or leave it empty."
+        rule = f"is not among the {len(classes)} classes that {PARTY_FILE} lists; list it, or leave the cell empty."
         raise nodes.explain(manifest.label, labels == -2, rule)
     _refuse_one_class(nodes, (manifest.label,), classes)
     return labels, classes

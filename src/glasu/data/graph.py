@@ -1,6 +1,6 @@
 """Graph: the edges E_m of one party, and ways to build and combine graphs.
 
-This module imports without scipy, because a server without scipy imports it too.
+Importing this module does not load scipy, because a server without scipy imports it, too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from glasu.errors import DataError
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
-EDGE_BYTES = 8  # upper bound of the bytes of an edge; converts the size of a piece to a number of edges
+EDGE_BYTES = 8  # upper bound of the bytes of an edge; used to convert the size of a piece to a number of edges
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Edges as CSC: the sources of the edges into node i are indices[indptr[i]:indptr[i + 1]], sorted.
 
-    There are no self loops (each layer adds its own) and no duplicate edges.
+    There are no duplicate edges and no self loops, because each layer of the model adds self loops itself.
     """
 
     indptr: NDArray[np.int64]
@@ -79,10 +79,11 @@ class Graph:
         return degree
 
     def node_pieces(self, num_edges: int = ARRAY_PIECE // EDGE_BYTES) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """Divide the nodes into pieces. A piece has at most `num_edges` incoming edges, or is a single node with more.
+        """Divide the nodes into pieces. A piece has at most `num_edges` incoming edges, unless it is a single node.
 
         Yields:
-            The nodes of a piece, and their part of `indptr`. Its first and last values bound the edges of the piece.
+            The nodes of a piece, and their part of `indptr`. The first and last values of this part bound the edges of
+            the piece.
         """
         start = 0
         while start < self.num_nodes:
@@ -149,10 +150,10 @@ def collect_edges(
     num_edges: int,
     workspace: Workspace,
 ) -> Graph:
-    """Return the same graph as `Graph.from_edges`, from an edge list in pieces and in bounded memory.
+    """Build the same graph as `Graph.from_edges` in bounded memory, from an edge list that is given in pieces.
 
     The edges are divided by target into buckets in the workspace, and then sorted bucket by bucket. This takes O(N)
-    memory in addition to the pieces, and 8 bytes per edge in the workspace until the end.
+    memory in addition to the pieces. Until the end, the workspace also stores 8 bytes per edge.
 
     Args:
         ends: pieces of the list of edges: sources and targets, in 0..N-1.
@@ -188,8 +189,8 @@ def collect_edges(
 def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[np.floating] | None = None) -> Graph:
     """Return the graph with both directions of each edge in `ends`, shape (2, E), without self loops.
 
-    A duplicate edge counts once, with its largest weight: a list may hold both directions of an edge, and adding them
-    up would double the weight.
+    A duplicate edge counts once, with its largest weight. The weights are not added, because the list may contain both
+    directions of an edge, and the sum would be twice the weight.
     """
     if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
         bad = np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=0))[0]
@@ -201,10 +202,10 @@ def make_undirected(ends: NDArray[np.integer], num_nodes: int, weights: NDArray[
 
 
 def unite_graphs(graphs: Sequence[Graph]) -> Graph:
-    """Return the union of the edges. An edge gets the largest of its weights, which is 1 in a graph without weights.
+    """Return the graph with the edges of all graphs. An edge gets the largest of its weights.
 
-    If a graph was divided and several parties hold the same edge, this restores the weight in the undivided graph. The
-    sum would not.
+    In a graph without weights, each edge has the weight 1. If several parties hold the same edge of a divided graph,
+    the largest weight is the weight in the undivided graph. The sum of the weights is not.
     """
     first = graphs[0]
     if all(graph.indices is first.indices and graph.weights is first.weights for graph in graphs):
@@ -228,14 +229,14 @@ def _keep_largest_weights(
 
 
 def count_linked_pairs(graphs: Sequence[Graph]) -> int:
-    """Count the pairs of nodes with an edge between them in some graph, in either direction; time is O(E)."""
+    """Count the pairs of nodes with an edge between them in at least one graph, in either direction, in O(E) time."""
     union = _add_patterns(graphs)
     both = union + union.T.tocsr()
     return int(both.nnz) // 2  # no graph has self loops
 
 
 def _add_patterns(graphs: Sequence[Graph]) -> sp.csr_array:
-    """Return the union of the edges as a matrix of booleans; O(E), because both operands are sorted."""
+    """Return the union of the edges as a matrix of booleans. This takes O(E) time, because both operands are sorted."""
     import scipy.sparse as sp
 
     size = graphs[0].num_nodes

@@ -23,7 +23,8 @@ class IdRules:
 
     unicode: UnicodeForm = "nfc"  # the normal form
     case: LetterCase = "keep"
-    whitespace: Whitespace = "strip"  # strip: at both ends; collapse: also inner runs to one space; remove: everywhere
+    # strip: remove it at both ends; collapse: also replace inner runs by one space; remove: remove it everywhere
+    whitespace: Whitespace = "strip"
 
     def normalize(self, text: str) -> str:
         """Return a normalised id."""

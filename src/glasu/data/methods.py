@@ -29,7 +29,7 @@ class Method:
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
-    between_machines: bool = False  # whether it can run over the network: no party needs the data of another
+    between_machines: bool = False  # whether it can run over the network; then no party needs another's data
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
     is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
@@ -116,15 +116,15 @@ def has_server(config: RunConfig) -> bool:
 
 
 def trains_alone(config: RunConfig) -> bool:
-    """Return whether rounds send no message: each party selects its model and keeps its losses."""
+    """Return whether no message is sent in rounds. Then each party selects its own model and keeps its losses."""
     return not config.model.aggregation_layers or config.train.releases_once
 
 
 def keeps_scores(config: RunConfig) -> bool:
     """Return whether losses and metrics stay at the parties, so that the server has none to report.
 
-    With hidden sums the server must not see results. With noise only noisy rows may leave a party. With one
-    release the parties need no common decision.
+    If sums are hidden, the server must not see results. If noise is added, only noisy rows may leave a party. If there
+    is only one release, the parties need no common decision.
     """
     return (config.privacy.hides_parts and has_server(config)) or evaluates_once(config)
 
@@ -132,17 +132,18 @@ def keeps_scores(config: RunConfig) -> bool:
 def evaluates_once(config: RunConfig) -> bool:
     """Return whether the parties evaluate their common model only once, after the last round.
 
-    With noise every evaluation is one more release. With one release each party selects its layers alone.
+    If noise is added, every evaluation is one more release. If there is only one release, each party selects its layers
+    alone.
     """
     return config.train.releases_once or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
 
 
 def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun:
-    """Check the parties, restrict or extend their data as the method requires, and apply its settings."""
+    """Check the parties, restrict or extend their data as the method requires, and apply the method's settings."""
     from glasu.data.alignment import check_parties, keep_labels
 
     method = find_method(config)
-    # Pooled parties have the labels of their owner, but not its name.
+    # A pooled party has the labels of the label owner, but another name.
     owner = None if method.one_party and len(parties) == 1 else config.train.label_owner
     check_parties(parties, owner, config.train.task, config.data.split)
     prepared = method.prepare(keep_labels(parties, owner))
@@ -157,7 +158,7 @@ def apply_method(config: RunConfig, parties: Sequence[PartyData]) -> PreparedRun
 
 
 def override_settings(config: RunConfig) -> tuple[RunConfig, dict[str, Override]]:
-    """Apply the settings that the method prescribes; also return those that differ from the request."""
+    """Apply the settings that the method prescribes. Also return the settings that this has changed."""
     prescribed = find_method(config).list_prescribed(config.model)
     overridden: dict[str, Override] = {
         f"{section}.{key}": {"requested": getattr(getattr(config, section), key), "used": value}

@@ -1,7 +1,7 @@
 """Divide the feature columns and edges of one graph among M clients, draw splits, and pool parties.
 
-A partition is a row of PARTITIONS and has no code elsewhere. Importing this module loads no scipy, because a server
-without scipy reads the table.
+A partition is a row of PARTITIONS. No other module contains code for a particular partition. Importing this module
+does not load scipy, because a server without scipy reads the table.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Partition:
 
 
 def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspace | None = None) -> list[PartyData]:
-    """Divide a graph among clients, as `data.partition` selects. The clients are named a, b, c, ...
+    """Divide a graph among clients with the partition that `data.partition` names. The clients are named a, b, c, ...
 
     Args:
         whole: the undivided graph.
         data: the settings num_clients and partition, and the keys that the partition reads.
         seed: the seed of all draws.
-        workspace: receives the arrays of the clients; by default, they are in memory. The features of one client must
-            fit into memory.
+        workspace: stores the arrays of the clients; None: in memory. The features of one client must fit into memory.
     """
     workspace = workspace or Workspace()
     chosen: Partition = registry.load("partition", data.partition)
@@ -77,7 +76,7 @@ def partition(whole: PartyData, data: DataConfig, seed: int, workspace: Workspac
 
 
 def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tuple[str, ...]]:
-    """Return some columns with their names; if there are none, one constant column."""
+    """Return the columns of a client and their names. If the client has no columns, return one constant column."""
     numbers = np.arange(whole.num_features)[own]
     if not len(numbers):
         return np.ones((whole.num_nodes, 1), np.float32), (CONSTANT,) if whole.feature_names else ()
@@ -86,7 +85,11 @@ def _take_columns(whole: PartyData, own: FeatureColumns) -> tuple[Features, tupl
 
 
 def find_column_bounds(columns: int, num_clients: int) -> list[int]:
-    """Return the bounds of the clients' column blocks: ceil(d / M) columns, as in the paper, or nearly equal blocks."""
+    """Return the bounds of the clients' column blocks.
+
+    A block has ceil(d / M) columns, as in the paper. If this leaves no column for the last client, the blocks are
+    nearly equal instead.
+    """
     if columns < num_clients:
         raise DataError(f"{columns} feature columns cannot be divided among {num_clients} clients; use fewer clients.")
     width = -(-columns // num_clients)
@@ -118,9 +121,10 @@ def _give_edges_to_last_client(graph: Graph, data: DataConfig, seed: int, worksp
 
 
 def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
-    """Give each column to a client drawn with shares from a Dirichlet distribution; each client gets at least one.
+    """Give each column to a random client. Each client gets at least one column.
 
-    This is the split by importance of VertiBench (Wu et al. 2024). Its alpha is `data.concentration`.
+    The clients' shares of the columns are drawn from a Dirichlet distribution. This is the split by importance of
+    VertiBench (Wu et al. 2024). Its alpha is `data.concentration`.
     """
     count, clients = features.shape[1], data.num_clients
     find_column_bounds(count, clients)  # refuses too few columns
@@ -132,10 +136,10 @@ def _draw_columns(features: Features, data: DataConfig, seed: int) -> list[Featu
 
 
 def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
-    """Divide the columns into blocks of correlated columns, then distribute a share of them over all clients.
+    """Give each client a block of correlated columns, then redistribute a share of all columns over the clients.
 
-    With `correlation` 0, no column is distributed: correlated columns stay at one client. With 1, all columns are
-    distributed: correlated columns are at different clients. The number of columns of each client does not change.
+    The share is `data.correlation`. With 0, correlated columns stay at one client. With 1, all columns are
+    redistributed, and correlated columns are at different clients. The number of columns per client does not change.
     """
     bounds = find_column_bounds(features.shape[1], data.num_clients)
     order = _order_by_correlation(features)
@@ -150,7 +154,7 @@ def _cluster_columns(features: Features, data: DataConfig, seed: int) -> list[Fe
 
 
 def _order_by_correlation(features: Features) -> NDArray[np.int64]:
-    """Order columns so that correlated ones are near each other: average linkage of 1 - |correlation|."""
+    """Order columns by average linkage of 1 - |correlation|, so that correlated columns are near each other."""
     from scipy.cluster.hierarchy import leaves_list, linkage
 
     count = features.shape[1]
@@ -168,7 +172,7 @@ def _order_by_correlation(features: Features) -> NDArray[np.int64]:
 def correlate_columns(features: Features) -> NDArray[np.float64]:
     """Return the Pearson correlation of all pairs of columns, rounded to six digits; 0 for a constant column.
 
-    With rounding, results are equal on machines whose libraries add in different orders.
+    Rounding makes the results equal on machines whose libraries add numbers in different orders.
     """
     nodes, count = features.shape
     products, sums = np.zeros((count, count)), np.zeros(count)
@@ -220,7 +224,7 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
     """
     digests = {party.ids_digest() for party in parties}
     if len(digests) != 1:
-        raise AlignmentError("the parties list different nodes or orders of nodes; align them before pooling.")
+        raise AlignmentError("the parties list different nodes or different orders; align them before pooling.")
     import scipy.sparse as sp
 
     owner = next((party for party in parties if party.labels is not None), parties[0])
@@ -233,7 +237,7 @@ def pool_parties(parties: Sequence[PartyData]) -> PartyData:
 
 
 def share_edges(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Give every party the union of all edges. Features do not change. A party that has all edges is unchanged."""
+    """Give every party the union of all edges. Features do not change. A party that has all edges is returned as is."""
     union = unite_graphs([party.graph for party in parties])
     same = (party.graph.indices is union.indices and party.graph.weights is union.weights for party in parties)
     return [party if has_all else replace(party, graph=union) for party, has_all in zip(parties, same, strict=True)]
@@ -253,8 +257,8 @@ def draw_splits_per_class(labels: Labels, per_class: int, num_validation: int, n
 def draw_splits_by_fraction(labels: Labels, fractions: tuple[float, float, float], seed: int) -> Splits:
     """Draw fractions of the labelled nodes for training, validation and test, class by class.
 
-    Every class with a labelled node gets at least one training node. In multi-label and regression tasks all labelled
-    nodes are drawn as one class.
+    Every class with a labelled node gets at least one training node. In multi-label and regression tasks, all labelled
+    nodes are treated as one class.
     """
     if labels.ndim == 2 or are_numbers(labels):
         groups = [np.flatnonzero(have_labels(labels))]

@@ -44,7 +44,7 @@ class Splits:
         chosen = np.concatenate([self.train, self.validation, self.test]).astype(np.int64)
         if chosen.min(initial=0) < 0 or chosen.max(initial=-1) >= num_nodes:
             raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
-        for name in SPLITS:  # the order of the labels in a batch is that of the split
+        for name in SPLITS:  # labels in a batch are in the order of the split
             part = getattr(self, name)
             if part.dtype.kind not in "iu" or (part[1:] <= part[:-1]).any():
                 raise DataError(
@@ -58,7 +58,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class CheckedArrays:
-    """Arrays that were checked when they were made, and their properties, which hold for these array objects only."""
+    """Arrays that were already checked, and their properties. The properties hold for these array objects only."""
 
     ids: NDArray[np.int64] | NDArray[np.str_]
     ids_sha256: str
@@ -136,8 +136,8 @@ class PartyData:
             return
         if count < 2:
             raise DataError(
-                f"{where}: the labels have {count} class(es); a classifier needs at least two. Give "
-                "their names in classes, or set labels=None if the party has none."
+                f"{where}: the labels have {count} class(es); a classifier needs at least two. Pass all class names "
+                "in classes, or set labels=None if the party has no labels."
             )
         high = 1 if labels.ndim == 2 else count - 1
         if labels.ndim == 2 and labels.shape[1] != count:
@@ -160,7 +160,7 @@ class PartyData:
         if len(huge):
             raise DataError(
                 f"{where}: the label of node {huge[0]} is infinite or beyond {MAX_LABEL:g}; use another unit, or NaN "
-                "if it is unknown."
+                "for an unknown label."
             )
         object.__setattr__(self, "labels", labels)
 
@@ -193,7 +193,7 @@ class PartyData:
 
     @cached_property
     def set_digest(self) -> str:
-        """The SHA-256 of the sorted ids: equal for the same ids in another order."""
+        """The SHA-256 of the sorted ids. It does not depend on the order of the nodes."""
         return digest_ids(self.ids[np.argsort(self.ids)])
 
     def mean_length(self) -> float:
@@ -203,7 +203,7 @@ class PartyData:
         return measure_mean_length(self.features)
 
     def cache_key(self) -> str | None:
-        """Return the cache key of ids, features and edges; None if one of them does not come from that cache entry."""
+        """Return the cache key of ids, features and edges; None unless all of them come from one cache entry."""
         own = self.checked
         same = own is not None and own.ids is self.ids and own.features is self.features and own.graph is self.graph
         return own.key if own is not None and same else None
@@ -217,7 +217,8 @@ class PartyData:
         else:
             found |= {f"x_{part}": getattr(features, part) for part in CSR_PARTS}
         if graph.weights is not None:
-            found |= {"weights": graph.weights, "degree": graph.degree}  # computing degrees would read all weights
+            # The degrees are included, because computing them again would read all weights.
+            found |= {"weights": graph.weights, "degree": graph.degree}
         if self.labels is not None:
             found["labels"] = self.labels
         if self.splits is not None:
@@ -247,7 +248,7 @@ def digest_ids(ids: NDArray[np.int64] | NDArray[np.str_]) -> str:
 
 
 def sign_ids(key: bytes, purpose: str, digest: str) -> str:
-    """Return the HMAC-SHA-256 of a digest of ids with the common key. Each purpose gives a different value."""
+    """Return the HMAC-SHA-256 of a digest of ids, keyed with the common key. Each purpose gives a different value."""
     return hmac.new(key, f"glasu {purpose} {digest}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -257,7 +258,7 @@ def are_numbers(labels: Labels) -> bool:
 
 
 def have_labels(labels: Labels) -> NDArray[np.bool_]:
-    """Return a mask of the nodes whose labels are known; a multi-label node needs all of its labels."""
+    """Return a mask of the nodes whose labels are known. In a multi-label task, all labels of a node must be known."""
     if are_numbers(labels):
         return ~np.isnan(labels)
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).all(axis=1))
@@ -271,7 +272,7 @@ def hide_labels(labels: Labels, nodes: NDArray[np.int64]) -> Labels:
 
 
 def measure_labels(labels: Labels) -> tuple[float, float]:
-    """Return mean and standard deviation of numeric labels; a deviation of 0 counts as 1.
+    """Return mean and standard deviation of numeric labels. A deviation of 0 is replaced by 1.
 
     The sums are exact, so that parties on different machines get the same bits.
     """

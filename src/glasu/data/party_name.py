@@ -1,6 +1,6 @@
 """Rules for the name of a party, which becomes part of file names, log lines and certificates.
 
-This module imports without numpy, because `glasu provision` uses it.
+Importing this module does not load numpy, because `glasu provision` uses this module without numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_party_name(name: str) -> None:
 
 
 def check_member_name(name: str) -> None:
-    """Refuse a name that a party of a run cannot have, because `train.labels` could not name it."""
+    """Refuse a name that no party of a run may have, because `train.labels` could not refer to it."""
     check_party_name(name)
     if name == EVERY_PARTY:
         raise DataError(f'party {name!r}: train.labels = "{EVERY_PARTY}" means all parties; use another name.')

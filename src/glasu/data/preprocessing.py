@@ -28,7 +28,7 @@ Column: TypeAlias = Annotated[int, Bounds(0, 2**31)]
 NORMAL_IQR = 1.3489795003921634  # distance between the quartiles of a standard normal distribution
 LIMIT = 5.0  # prepared values of a scaled column are clipped to -5..5
 MEASURED_ROWS = 1 << 16  # quantiles and lengths of larger graphs are measured at this many rows
-# A raw column is ignored in `measure_mean_length` if its mean square exceeds the median of all columns by this factor.
+# `measure_mean_length` ignores a column whose mean square is more than this factor times the median of all columns.
 LARGE_COLUMN = 1e4
 SPARSE_BELOW = 0.2  # store and multiply features as a sparse matrix if their share of non-zeros is smaller
 
@@ -78,9 +78,9 @@ def are_finite(features: Features) -> bool:
 def measure_mean_length(features: Features) -> float:
     """Return the mean Euclidean length of the rows that are not zero; 0 if all are zero.
 
-    The length serves as the unit of the raw features. Columns that are far larger than the others, such as
-    timestamps, are ignored: those whose mean square is more than 10,000 times the median of the columns that are not
-    zero.
+    The length serves as the unit of the raw features. Columns that are far larger than the other columns, such as
+    timestamps, are ignored. A column is ignored if its mean square is more than 10,000 times the median. The median is
+    taken over the columns that are not zero.
     """
     columns = np.zeros(features.shape[1])
     for values, indices in _divide_values(features):
@@ -116,7 +116,7 @@ def _find_row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
 def _divide_values(
     features: Features, piece_bytes: int = ARRAY_PIECE
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[Any] | None]]:
-    """Divide features into pieces: dense rows and None, or the stored values of a sparse matrix and their columns."""
+    """Yield pieces: dense rows and None; or, of a sparse matrix, the stored values and the column of each value."""
     stored = features if isinstance(features, np.ndarray) else np.asarray(features.data)
     for part in divide_rows(stored, piece_bytes):
         yield stored[part], None if isinstance(features, np.ndarray) else np.asarray(features.indices[part])
@@ -129,8 +129,8 @@ def _divide_values(
 class Preparation:
     """The preparation of each feature column of a party before the model reads it; saved with the model.
 
-    In a scaled column x becomes (x - centre) / spread, clipped to -5..5. Dropped columns are removed, the others are
-    unchanged. Then all columns are multiplied by the input scale. A column with centre 0 keeps its zeros.
+    In a scaled column, x becomes (x - centre) / spread, clipped to -5..5. Dropped columns are removed. All other
+    columns are unchanged. Then all columns are multiplied by the input scale. A column with centre 0 keeps its zeros.
     """
 
     num_columns: Column  # number of columns before the preparation
@@ -177,7 +177,7 @@ class Preparation:
         values = columns.standardize(data, indices, dtype) * scale
         if not self.dropped and not len(columns.shifted):
             return indptr, indices, values
-        # Every row gets a value in each shifted column: the stored one, or the transformed 0.
+        # Every row gets a value in each shifted column: the standardized stored value, or the standardized 0.
         count, shifted, rows = len(indptr) - 1, columns.shifted, _find_row_numbers(indptr)
         rank = np.full(self.num_columns, -1)
         rank[shifted] = np.arange(len(shifted))
@@ -243,15 +243,15 @@ def fit_preparation(features: Features, piece_bytes: int = ARRAY_PIECE) -> Prepa
       0 stays 0.
     - One value is more frequent than all others together, like 0 in bags of words: it becomes 0, and the median
       distance of the other values from it becomes 1.
-    - Otherwise: the median becomes 0, and the distance between the quartiles becomes that of a standard normal
+    - Otherwise: the median becomes 0, and the distance between the quartiles becomes 1.35, as in a standard normal
       distribution. This is RobustScaler(unit_variance=True) of scikit-learn.
 
     Each column is treated independently of the others. All nodes count, not only training nodes, because features are
-    known for all nodes. Features are read in blocks of rows, so they can be a memory map. The medians of a graph with
-    more than 65,536 nodes are those of 65,536 evenly spaced nodes.
+    known for all nodes. Features are read in blocks of rows, so they can be a memory map. If a graph has more than
+    65,536 nodes, medians and quartiles are computed from 65,536 evenly spaced nodes.
 
     RobustScaler itself is not used: it needs the whole matrix in memory, cannot centre columns of a sparse matrix, and
-    is stored with pickle. A test compares the last rule with it.
+    is stored with pickle. A test compares the last rule with RobustScaler.
 
     Args:
         features: the features of all nodes of a party.
@@ -310,7 +310,7 @@ def _find_ranges(
 def _read_columns(
     features: Features, columns: NDArray[np.int64], piece_bytes: int
 ) -> Iterator[tuple[int, tuple[NDArray[np.float64], int]]]:
-    """Return the values of some columns at the measured rows: the stored values, and the number of implicit zeros."""
+    """Yield some columns at the measured rows. A column consists of stored values and a number of implicit zeros."""
     rows = choose_measured_rows(features.shape[0])
     if isinstance(features, np.ndarray):
         size = max(1, piece_bytes // (16 * len(rows)))
@@ -328,13 +328,20 @@ def _read_columns(
 
 
 def choose_measured_rows(count: int) -> NDArray[np.int64]:
-    """Return the rows at which quantiles and lengths are measured: all, or 65,536 evenly spaced ones."""
+    """Return the rows at which quantiles and lengths are measured: all rows, or 65,536 evenly spaced rows."""
     size = min(count, MEASURED_ROWS)
     return np.arange(size) * count // max(1, size)
 
 
 def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -> tuple[float, float]:
-    """Return centre and spread of a column, given its values, a number of further zeros, and the range of all nodes."""
+    """Return centre and spread of a column.
+
+    Args:
+        values: the stored values at the measured rows.
+        zeros: the number of implicit zeros at the measured rows.
+        low: the lowest value at all nodes.
+        high: the highest value at all nodes.
+    """
     count, others = len(values) + zeros, values
     if 2 * zeros > count:
         centre = 0.0
@@ -349,7 +356,7 @@ def _measure(values: NDArray[np.float64], zeros: int, low: float, high: float) -
 
 
 def measure_prepared(features: Features, preparation: Preparation, piece_bytes: int = ARRAY_PIECE) -> float:
-    """Return the mean length of the prepared rows at the measured nodes, without rows that are zero."""
+    """Return the mean length of the prepared rows at the measured nodes. Rows that are zero are ignored."""
     rows, squares = choose_measured_rows(features.shape[0]), []
     size = max(1, piece_bytes // (32 * features.shape[1])) if isinstance(features, np.ndarray) else len(rows)
     for start in range(0, len(rows), max(1, size)):

@@ -1,8 +1,8 @@
 """The presets of `train.preset`: values for keys that the user has not set.
 
 A preset lists candidates in order of preference. A candidate fixes the structure of a run and suggests values for other
-keys. A key that the user sets is never changed: a candidate whose structure contradicts it is omitted, and suggestions
-apply only to keys that are not set. If no candidate is left, all keys keep their defaults.
+keys. A key that the user sets is never changed. A candidate is omitted if its structure contradicts such a key, and
+suggestions apply only to keys that are not set. If no candidate is left, all other keys keep their defaults.
 
 If several candidates are left, `order_candidates` keeps those that fit the data of the parties. If there are still
 several, a short race on the validation nodes decides (`glasu.protocol.race`).
@@ -27,7 +27,7 @@ from glasu.records import FlatSettings, Sections, SettingValue
 if TYPE_CHECKING:  # a server imports this module and has no scipy
     from glasu.data.party import PartyData
 
-MIN_TRAINING_EDGES = 100  # minimum number of pairs of training nodes with an edge to estimate homophily
+MIN_TRAINING_EDGES = 100  # homophily is estimated only if at least this many pairs of training nodes have an edge
 # Adjusted homophily (Platonov et al. 2023): 1 if neighbours always share a class, 0 if they do so as often as by
 # chance.
 LOW_HOMOPHILY, HIGH_HOMOPHILY = 0.1, 0.4
@@ -44,7 +44,7 @@ class Homophily(enum.IntEnum):
 
 
 class Situation(NamedTuple):
-    """The description of a party's data that it sends before a race. Nothing else is disclosed."""
+    """The description of its data that a party sends before a race. The party discloses nothing else."""
 
     has_edges: bool
     has_features: bool  # at least one column that is not constant
@@ -68,9 +68,9 @@ class Candidate:
 
     structure: Sections = field(default_factory=dict)  # the candidate is omitted if the user set another value
     suggestions: Sections = field(default_factory=dict)
-    # True: only if every party has edges, features and labels. False: only if a party lacks one. None: always.
+    # Use the candidate: True: only if every party has edges, features and labels; False: only if not; None: always.
     for_complete: bool | None = None
-    for_one_owner: bool | None = None  # True: only if one party has the labels. False: only if all have them.
+    for_one_owner: bool | None = None  # True: only if one party has the labels; False: only if all parties have them
 
     def apply(self, config: RunConfig) -> RunConfig | None:
         """Return the config with this candidate's values for unset keys; None if a set key contradicts it."""
@@ -102,7 +102,8 @@ class Preset:
     def fit(self, config: RunConfig) -> list[tuple[Candidate, RunConfig]]:
         """Return the candidates that do not contradict the keys that are set, and the settings of each candidate.
 
-        Without such a candidate, all other keys keep their defaults, except in a deep network (`deep`).
+        If there is no such candidate, all keys that are not set keep their defaults. A deep network is an exception:
+        it uses the fallback `deep`.
         """
         if config.train.releases_once and self.chooses_layer:  # the candidates do not cover this case
             layer = find_release_layer(config.model.num_layers)
@@ -113,7 +114,7 @@ class Preset:
         one_owner = config.train.label_owner is not None
         fitting = [each for each in self.candidates if each.for_one_owner in (None, one_owner)]
         found = [(each, applied) for each in fitting if (applied := each.apply(config)) is not None]
-        if all(applied == found[0][1] for _, applied in found[1:]):  # the user has set every key that they suggest
+        if all(applied == found[0][1] for _, applied in found[1:]):  # all candidates give the same settings
             found = [(Candidate(), applied) for _, applied in found[:1]]
         if one_owner:  # the other parties have no labels
             found = [pair for pair in found if pair[0].for_complete is not True]
@@ -124,7 +125,7 @@ class Preset:
         return found or [(Candidate(), config)]
 
     def expand(self, config: RunConfig) -> tuple[RunConfig, ...]:
-        """Return the settings of the candidates in `fit`."""
+        """Return the settings of the candidates that `fit` returns."""
         return tuple(applied for _, applied in self.fit(config))
 
 
@@ -139,7 +140,8 @@ _EXACT_GCNII: Sections = {"model": _FOUR_GCNII, "train": _EXACT}
 _MANY_ROUNDS = {"num_local_steps": 1, "num_rounds": 200}
 _SMALL_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.01}
 _LARGE_STEPS = {**_MANY_ROUNDS, "weight_decay": 0.002, "learning_rate": 0.03}
-# The exact gradient is that of the sum of all losses. With one loss instead of M, decay weighs about M times as much.
+# The exact gradient is the gradient of the sum of all losses. With one loss instead of M, the same weight decay has
+# about M times the effect.
 _OWNER_STEPS = {**_LARGE_STEPS, "weight_decay": 0.0005}
 
 PRESETS: dict[str, Preset] = {
@@ -147,8 +149,8 @@ PRESETS: dict[str, Preset] = {
         (
             Candidate({"model": _FOUR_GCNII, "train": _LOCAL}, for_complete=True),
             Candidate(_EXACT_SAGE, {"train": _SMALL_STEPS}, True),
-            # With local gradients, a party does not learn representations that the others need. Larger steps are better
-            # here.
+            # With local gradients, a party does not learn representations that the other parties need. So these
+            # candidates use exact gradients, with which larger steps are better here.
             Candidate(_EXACT_SAGE, {"train": _LARGE_STEPS}, False, for_one_owner=False),
             Candidate(_EXACT_GCNII, {"train": _LARGE_STEPS}, False, for_one_owner=False),
             Candidate(_EXACT_SAGE, {"train": _OWNER_STEPS}, False, for_one_owner=True),
@@ -189,18 +191,24 @@ PRESETS: dict[str, Preset] = {
 
 
 def count_race_rounds(train: TrainConfig) -> int:
-    """Return the number of rounds of each candidate in a race: a multiple of the rounds between two evaluations."""
+    """Return the number of rounds of each candidate in a race.
+
+    It is a multiple of `evaluate_every`, unless the whole run is shorter.
+    """
     wanted = min(RACE_ROUNDS, RACE_SHARE * train.num_rounds)
     return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
 
 
 def is_race_short(candidates: Sequence[RunConfig]) -> bool:
-    """Return whether a race takes at most half of the rounds of every candidate; otherwise rules alone decide."""
+    """Return whether a race takes at most half of the rounds of every candidate. A longer race is not worth its cost.
+
+    Without a race, fixed rules choose the candidate.
+    """
     return all(2 * count_race_rounds(each.train) <= each.train.num_rounds for each in candidates)
 
 
 def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
-    """Return the candidates that race, as positions in the list of `list_candidates`. The preferred one is first.
+    """Return the candidates that race, as positions in the list of `list_candidates`. The preferred candidate is first.
 
     Args:
         config: the requested settings.
@@ -218,7 +226,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
 
 
 def find_race_obstacle(config: RunConfig) -> str:
-    """Return why these settings allow no race, so that rules alone decide; an empty string if they allow one."""
+    """Return the reason why a race is impossible with these settings; an empty string if it is possible."""
     if keeps_scores(config):
         return "the server has no validation scores"
     if config.wire.feedback:
@@ -227,7 +235,7 @@ def find_race_obstacle(config: RunConfig) -> str:
 
 
 def describe_situation(party: PartyData, *, labels_nodes: bool) -> Situation:
-    """Return the situation of a party; `labels_nodes` is whether its labels are used and belong to nodes."""
+    """Return the situation of a party; `labels_nodes`: whether the party's labels are used and belong to nodes."""
     homophily = measure_homophily(party) if labels_nodes else None
     level = Homophily.UNKNOWN
     if homophily is not None:
@@ -245,7 +253,7 @@ def _has_varying_column(features: Any) -> bool:
 def measure_homophily(party: PartyData) -> float | None:
     """Return the adjusted homophily of the edges between training nodes; None if there are too few edges.
 
-    Both ends of an edge must be training nodes with a known class, so no other label is read.
+    Both ends of an edge must be training nodes with a known class. The labels of other nodes are not read.
     """
     if party.labels is None or party.splits is None:
         return None
@@ -263,7 +271,7 @@ def measure_homophily(party: PartyData) -> float | None:
         ends = known[edges]
         counts += np.bincount(ends.ravel(), minlength=len(counts))
         equal += int(np.count_nonzero(ends[0] == ends[1]))
-        # A pair has at most one edge in each direction, so these edges have enough pairs if the piece has.
+        # A pair has at most one edge in each direction. So twice the minimum number of edges gives enough pairs.
         pairs.update((min(edge), max(edge)) for edge in edges[:, : 2 * MIN_TRAINING_EDGES].T.tolist())
     if len(pairs) < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
         return None
@@ -278,7 +286,7 @@ def list_chosen(candidates: Sequence[RunConfig], index: int) -> FlatSettings:
 
 
 def _find_backbone(config: RunConfig) -> Any:
-    """Return the class of the backbone. This module cannot name its type: the folder `model` imports this one."""
+    """Return the class of the backbone. Its type is `Any`, because `model` imports this module and not vice versa."""
     return registry.load("backbone", config.model.backbone)
 
 

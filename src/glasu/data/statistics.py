@@ -16,7 +16,8 @@ def count_statistics(parties: Sequence[PartyData], cache: Cache | None = None, *
     Args:
         parties: one graph that is divided among the clients, or the data of each party.
         cache: stores the number of pairs, for parties that come from the cache.
-        divided: count the directed edges of a single graph; otherwise count the pairs of nodes that any graph links.
+        divided: whether to count the directed edges of a single graph. If False, count the pairs of nodes that have an
+            edge in at least one graph.
     """
     if divided:
         (whole,) = parties

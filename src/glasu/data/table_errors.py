@@ -15,8 +15,8 @@ from pathlib import Path
 from glasu.errors import DataError
 from glasu.records import SHOWN_FAULTS
 
-BEGINNING = 4096  # bytes that decide whether a file is text
-ESCAPED = re.compile("[\udc80-\udcff]")  # code points to which Python decodes bytes that are not UTF-8
+BEGINNING = 4096  # number of bytes that are examined to decide whether a file is text
+ESCAPED = re.compile("[\udc80-\udcff]")  # Python decodes bytes that are not UTF-8 to these code points
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 AS_UTF_8 = "save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
 
@@ -65,7 +65,7 @@ def refuse_unreadable(path: Path) -> None:
 
 
 def explain_csv(path: Path, separator: str = ",") -> DataError:
-    """Return the error of a CSV file that pyarrow cannot read: the number of the first bad row, but no value."""
+    """Return an error for a CSV file that pyarrow cannot read. It names the first bad row, but quotes no value."""
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -91,7 +91,7 @@ def explain_csv(path: Path, separator: str = ",") -> DataError:
 
 
 def _read_rows(path: Path, separator: str) -> Iterator[list[str]]:
-    """Yield the rows that are not empty; the header is the first."""
+    """Yield the rows that are not empty, beginning with the header."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield from filter(None, csv.reader(file, delimiter=separator))
 
@@ -99,7 +99,7 @@ def _read_rows(path: Path, separator: str) -> Iterator[list[str]]:
 def find_repeated(names: list[str]) -> tuple[int, int] | None:
     """Return the numbers of two columns with the same name, counted from 1.
 
-    The name is not returned: in a file without a header it is a value.
+    The name is not returned, because in a file without a header it would be a value.
     """
     first: dict[str, int] = {}
     for number, name in enumerate(names, 1):

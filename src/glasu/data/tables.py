@@ -36,16 +36,17 @@ Columns: TypeAlias = dict[str, Any]  # name -> array of pyarrow or numpy
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a file; those of a CSV file are strings until a method converts them."""
+    """The columns of a file. The columns of a CSV file are strings until a method converts them."""
 
     path: Path
     columns: Columns
     num_rows: int
 
     def column(self, name: str, key: str = "") -> Any:
-        """Return a column, or raise DataError with the names of the columns, and the key of party.toml that names it.
+        """Return a column, or raise DataError if it does not exist.
 
-        A similar name of a column is quoted, also of a CSV file: it can hardly be a value.
+        The error describes the existing columns, and names the key of party.toml that contains the wrong name. It
+        quotes a similar column name, even from a CSV file, because a similar text can hardly be a value.
         """
         if name not in self.columns:
             match = difflib.get_close_matches(name, list(self.columns), n=1, cutoff=SIMILAR)
@@ -61,13 +62,13 @@ class Table:
         return f"its columns are {', '.join(list(self.columns)[:8])}{', ...' if len(self.columns) > 8 else ''}"
 
     def explain(self, name: str, wrong: NDArray[np.bool_], rule: str) -> DataError:
-        """Return an error that names the first row with `wrong` true."""
+        """Return an error that names the first row in which `wrong` is true."""
         rows = np.flatnonzero(wrong)
         others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         return DataError(f"{self.path}: column {name!r}, row {rows[0] + 1}{others}: {rule}")
 
     def refuse(self, name: str, wrong: NDArray[np.bool_], rule: str) -> None:
-        """Raise the error of `explain` if a row has `wrong` true."""
+        """Raise the error of `explain` if `wrong` is true in a row."""
         if wrong.any():
             raise self.explain(name, wrong, rule)
 
@@ -193,7 +194,7 @@ def _note_spaces(spaces: NDArray[np.bool_]) -> str:
     if not spaces.any():
         return ""
     return (
-        f" White space at the ends is the only fault of {spaces.sum()} of these ids; remove it there (id_whitespace "
+        f" {spaces.sum()} of these ids are wrong only because of white space at their ends; remove it (id_whitespace "
         "in party.toml has an effect in glasu align only)."
     )
 
@@ -228,8 +229,8 @@ def write_table(columns: Columns, path: Path) -> None:
 def _read_csv(path: Path, separator: str, columns: Sequence[str] | None) -> Any:
     """Read columns as strings.
 
-    No handler of invalid rows is passed to pyarrow. Its threads outlive the call, and if one of them releases a Python
-    function while the interpreter shuts down, the process aborts.
+    This function passes no handler of invalid rows to pyarrow, because the threads of pyarrow outlive the call. If such
+    a thread releases a Python function while the interpreter shuts down, the process aborts.
     """
     names = read_csv_header(path, separator)
     places = {str(number): name for number, name in enumerate(names)}

@@ -1,6 +1,6 @@
 """The table of partitions: the ways to divide each data set, the owners of the labels, and the settings.
 
-A row of the table is a data set, a partition, and the place of the labels: at all parties or at one. All methods of a
+A row of the table is a data set, a partition, and the owners of the labels: all parties or one party. All methods of a
 row have the same settings. Because Q = 1, they also take the same number of steps. GLASU uses exact gradients.
 """
 
@@ -19,7 +19,7 @@ COLUMNS = {  # heading -> method
     "GLASU": "glasu",
     "pooled": "centralized",
 }
-COMPARED = "GLASU"  # the other columns are compared with this one
+COMPARED = "GLASU"  # all other columns are compared with this column
 PARTITION_KEYS: Mapping[str, FlatSettings] = {  # partition -> its keys of [data]
     "features": {},
     "apart": {},
@@ -74,7 +74,7 @@ def list_partition_names(dataset: str) -> tuple[str, ...]:
 
 
 def find_undivided(dataset: str) -> str:
-    """Return the partition in the settings of pooled runs, which do not divide the data."""
+    """Return the partition name for the settings of a pooled run. A pooled run does not divide the data."""
     return list_partition_names(dataset)[0]
 
 
@@ -86,17 +86,20 @@ def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
 
 
 def find_owner(dataset: str) -> str:
-    """Return the first party, which has the labels if one party has them. In "apart", it has features and no edges."""
+    """Return the party that has the labels if only one party has them: the first party.
+
+    In the partition "apart", this party has features and no edges.
+    """
     return "profile" if dataset == "demo" else "a"
 
 
 def make_settings(dataset: str, partition: str, method: str) -> RunConfig:
-    """Return the settings of a method on a divided data set, with labels everywhere."""
+    """Return the settings of a method on a divided data set, with labels at all parties."""
     chosen = SETTINGS.get(dataset, {})
     config = RunConfig.from_dict({"data": {"name": dataset}, **chosen}).replace(
         data={"partition": partition, **PARTITION_KEYS.get(partition, {})}, train={"method": method}
     )
-    if partition == "apart" and dataset in BINARY:  # few columns: one party has all of them, another all edges
+    if partition == "apart" and dataset in BINARY:  # few columns: one party has all columns, the other all edges
         config = config.replace(data={"num_clients": 2})
     if dataset in BINARY:
         config = config.replace(train={"task": "binary"})

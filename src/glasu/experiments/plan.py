@@ -33,7 +33,7 @@ NATURAL_RELATIONS = {  # data sets with one client per relation
     "imdb_movies": ("MAM", "MDM", "MYM"),
 }
 CITIES = ("suzhou", "venice", "amsterdam")  # data sets with one client per relation
-LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network of four
+LAYERS = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # K -> the aggregation layers of a network with four layers
 STALENESS = (2, 4, 8, 16)
 CLIENT_COUNTS = (3, 5, 7)
 COMPARED_BACKBONES = ("gcn", "gat", "gcnii")
@@ -89,7 +89,7 @@ class Run:
 
     dataset: str
     method: str
-    setting: str  # the settings that the name of the method does not determine
+    setting: str  # describes the settings that the name of the method does not determine
     seed: int
     config: RunConfig
 
@@ -114,18 +114,18 @@ class Plan:
     """Lists the runs of tables."""
 
     settings: Callable[[str, str, str], RunConfig] = read_settings  # (data set, method, backbone) -> settings
-    divided: Callable[[str, str, str], RunConfig] = partitions.make_settings  # (data set, partition, method) -> same
+    divided: Callable[[str, str, str], RunConfig] = partitions.make_settings  # by data set, partition, method
     stop_at: Mapping[str, float] = field(default_factory=lambda: STOP_AT)
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: DATASETS)
 
     def list_runs(
         self, table: str, datasets: Sequence[str] | None, seeds: Sequence[int], *, quick: bool = False
     ) -> list[Run]:
-        """Return the runs of a table, ordered by seed, so that a command that is stopped early has complete seeds.
+        """Return the runs of a table, ordered by seed. A command that is stopped early has finished the first seeds.
 
         Args:
             table: one of `TABLE_NAMES`.
-            datasets: names of data sets; None: those of the table.
+            datasets: names of data sets; None: the data sets of the table.
             seeds: seeds of data, splits and weights.
             quick: train for a quarter of the rounds.
         """
@@ -145,7 +145,7 @@ class Plan:
         return [name for name in chosen if name in QUICK_DATASETS.get(table, chosen)] if quick else chosen
 
     def list_cells(self, table: str, datasets: Sequence[str]) -> list[Run]:
-        """Return one run per cell of a table. Its seed is that of the settings."""
+        """Return one run per cell of a table, with the seed in its settings."""
         if table == "partitions":  # rows share runs
             found = [run for dataset in datasets for row in self.list_partitions(dataset) for run in row.runs.values()]
             return list({str(run): run for run in found if isinstance(run, Run)}.values())
@@ -178,7 +178,7 @@ class Plan:
     def _make_partition_run(self, dataset: str, partition: str, labels: str, method: str) -> Run:
         """Return a run of the table of partitions.
 
-        Pooled data does not depend on the partition, so all table rows of one data set share this run.
+        Pooled data does not depend on the partition, so all table rows of one data set share the centralized run.
         """
         if method == "centralized":
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
@@ -200,7 +200,7 @@ class Plan:
             yield "glasu-4", self._find_glasu_4_settings(dataset).replace(model={"aggregation_layers": layers})
 
     def _list_stale_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
-        """Yield GLASU with an increasing number of local steps, up to a target accuracy or a limit of steps."""
+        """Yield GLASU with increasing numbers of local steps Q. A run ends at a target accuracy or a limit of steps."""
         if dataset not in self.stop_at:
             return
         config = self._find_glasu_4_settings(dataset)

@@ -58,13 +58,13 @@ def reproduce(
     Args:
         names: tables, see `plan.TABLE_NAMES`.
         out: the folder for runs/, results.csv, curves.csv, tables.md and report.html.
-        datasets: names of data sets; None: those of each table that are available.
+        datasets: names of data sets; None: all available data sets of each table.
         seeds: number of seeds, from 0.
-        jobs: number of runs at the same time, one process each.
+        jobs: number of runs that run at the same time, one process each.
         quick: train for a quarter of the rounds, and run only some data sets of a large table.
         methods: names of methods, as in results.csv, in upper or lower case; None: all methods of each table.
         command: the command line; the tables begin with it.
-        plan: the runs of each table; by default those of the paper.
+        plan: the runs of each table; by default the runs of the paper's tables.
     """
     plan, start = plan or Plan(), time.monotonic()
     with hold_folder(out):
@@ -91,7 +91,7 @@ def reproduce(
 
 
 def run_missing(out: Path, runs: Sequence[Run], jobs: int) -> None:
-    """Run the runs without a stored result. Runs that diverge are reported at the end."""
+    """Execute the runs that have no stored result. Runs that diverge are reported at the end."""
     missing = [run for run in runs if load_result(out, run) is None]
     failures: list[str] = []
     stored = len(runs) - len(missing)
@@ -120,7 +120,7 @@ def train_run(run: Run, workers: int | None) -> RunResult | TrainingError:
 
 
 def _select_methods(runs: dict[str, Run], methods: Collection[str] | None) -> dict[str, Run]:
-    """Keep the runs of some methods; refuse a name that no run has."""
+    """Keep the runs of some methods; refuse a method that no run uses."""
     if methods is None:
         return runs
     known = list(dict.fromkeys(run.method for run in runs.values()))
@@ -160,7 +160,7 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
 
 
 def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = False) -> Reproduction:
-    """Write tables and plots of all results in the folder that have the current settings."""
+    """Write tables and plots of the results in the folder. Results with other than the current settings are ignored."""
     found = (load_result(out, run) for run in _list_stored_runs(out, plan, quick=quick))
     results = tuple(result for result in found if result is not None)
     made = tuple(make_tables(results, plan))

@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One evaluation of a learning curve, and the cost of the run until then."""
+    """One evaluation of a learning curve, and the cost of the run up to this evaluation."""
 
     round: int
     val_accuracy: float
@@ -128,7 +128,7 @@ def store_result(folder: Path, run: Run, result: RunResult) -> None:
 
 
 def load_result(folder: Path, run: Run) -> RunResult | None:
-    """Return the stored result of a run; None if there is none of the same settings and version."""
+    """Return the stored result of a run; None if there is no result with the same settings and version of GLASU."""
     stored = _read(folder / "runs" / f"{run}.json")
     if stored is None or (stored.digest, stored.result.versions.get("glasu")) != (run.config.digest(), __version__):
         return None
@@ -143,7 +143,7 @@ def list_stored_rows(folder: Path) -> Iterator[Row]:
 
 
 def _read(path: Path) -> StoredResult | None:
-    """Read a stored result; None if there is none, or if it is damaged or has a different format."""
+    """Read a stored result; return None if the file is missing or damaged, or has a different format."""
     try:
         stored = read_record(StoredResult, parse_json(path.read_bytes(), path.name), path.name, finite=False)
     except (OSError, RecordError):

@@ -58,7 +58,7 @@ class SearchOptions:
     trials: int | None = None  # total number of trials; None: 40, or all points of a grid
     seeds: int = 1  # runs per trial
     max_bytes: int | None = None  # only evaluations within this number of bytes count
-    jobs: int = 1  # trials at the same time, one process each
+    jobs: int = 1  # number of trials that run at the same time, one process each
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds", "max_bytes", "jobs"):
@@ -72,7 +72,7 @@ class SearchOptions:
 class SearchResult:
     """The best trial of a search."""
 
-    score: float  # mean over the seeds of the best validation score
+    score: float  # best validation score of each seed, averaged over the seeds
     point: Point  # {"train.learning_rate": 0.01, ...}
     config: RunConfig  # the contents of best.toml
     best_file: Path
@@ -101,8 +101,9 @@ class _Search:
 def search(options: SearchOptions) -> SearchResult:
     """Search for the settings with the best validation score; the same call continues an earlier search.
 
-    A trial trains with seeds s, s+1, ..., where s is the seed of the run file. Its score is the mean of their best
-    validation scores. Test nodes are not used. Bad trials are stopped early. Every finished trial is logged.
+    A trial trains once with each of the seeds s, s+1, ..., where s is the seed of the run file. The score of the trial
+    is the mean of the best validation score of each training. Test nodes are not used. Bad trials are stopped early.
+    Every finished trial is logged.
     """
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("glasu search needs optuna, which is not installed; pip install 'glasu[search]'.")
@@ -142,7 +143,7 @@ def _run(search: _Search) -> SearchResult:
     if best is None:
         notes = Counter(trial.outcome.note for trial in finished)
         raise TrainingError(
-            f"none of {_count_states(finished)} was completed; most often: {notes.most_common(1)[0][0]}"
+            f"none of {_count_states(finished)} was completed; most frequent reason: {notes.most_common(1)[0][0]}"
         )
     assert best.outcome.score is not None
     file = options.out / "best.toml"
@@ -169,7 +170,7 @@ def _describe(trial: FinishedTrial, done: int, planned: int, best: FinishedTrial
 
 
 def _list_settings(search: _Search) -> FlatSettings:
-    """Return the settings that decide the trials, as plain values. They do not include the location of the data."""
+    """Return the settings that decide the trials, as plain values. They do not include `data.root`."""
     run = {**search.config.flatten(), "data.parties": search.config.data.parties}
     space = {
         f"space {key}": list(values.ends) if isinstance(values, Choices) else to_plain(values)
@@ -188,7 +189,7 @@ def _count_states(trials: Sequence[FinishedTrial]) -> str:
 def _write(search: _Search, trials: Sequence[FinishedTrial]) -> FinishedTrial | None:
     """Write trials.csv and best.toml; return the best complete trial, if there is one.
 
-    Of trials with equal scores, the one with the fewest bytes is the best, then the earlier one.
+    If trials have equal scores, the trial with the fewest bytes is best. If the bytes are also equal, it is the first.
     """
     write_atomically(search.options.out / "trials.csv", _format_table(search.space, trials).encode())
     complete = [trial for trial in trials if trial.outcome.state == "complete"]
@@ -232,13 +233,13 @@ def _describe_origin(search: _Search, trials: Sequence[FinishedTrial], best: Fin
 
 
 def _format_run_file(search: _Search, best: FinishedTrial) -> str:
-    """Return the settings as TOML: the keys of the run file and of --set, and those of the best trial."""
+    """Return the settings as TOML: the keys of the run file, of --set and of the best trial."""
     written = search.written
     keys = {f"{section}.{key}" for section, items in tomllib.loads(written).items() for key in items}
     keys |= {override.partition("=")[0].strip() for override in search.options.overrides} | set(best.point)
     keys.add("train.preset")  # its value is "none"; otherwise a preset would choose the keys that are not in this file
     config = apply_point(search.config, best.point)
-    if best.outcome.num_rounds != config.train.num_rounds:  # fewer fit into the budget
+    if best.outcome.num_rounds != config.train.num_rounds:  # fewer rounds fit into the byte budget
         keys.add("train.num_rounds")
         config = config.replace(train={"num_rounds": best.outcome.num_rounds})
     sections: dict[str, dict[str, Any]] = {}
@@ -254,5 +255,5 @@ def _format_run_file(search: _Search, best: FinishedTrial) -> str:
 
 
 def _keep_form(path: str, out: Path, given: str) -> str:
-    """Return an absolute path unchanged, and convert other paths to be relative to the folder of best.toml."""
+    """Keep a path that the user gave as an absolute path. Make all other paths relative to the folder of best.toml."""
     return path if path in given else os.path.relpath(path, out.resolve())

@@ -130,7 +130,7 @@ class Space:
 
 
 def label(value: Any) -> Any:
-    """Return a value in the form of a study and a table: a list becomes text."""
+    """Return a value in the form that studies and tables use: a list becomes text."""
     return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else value
 
 
@@ -203,7 +203,7 @@ def _divides(step: float, low: float, high: float) -> bool:
 def _list_samples(space: Space) -> Iterator[Point]:
     """Yield all combinations of choices and bounds.
 
-    If there are too many, yield random combinations, and before them some in which every value occurs.
+    If there are too many, first yield some combinations in which every value occurs, then random combinations.
     """
     ends = [values.ends for values in space.keys.values()]
     if math.prod(len(values) for values in ends) <= TRIED:

@@ -56,9 +56,9 @@ class FinishedTrial:
 class Study:
     """Numbers the trials 0, 1, ..., and draws each from a separate generator.
 
-    The point of a trial is a function of its number and of the trials before it, so a search that was killed and
-    continued has the same trials. Trials that were running are marked as failed in the file, and their numbers are
-    assigned again.
+    The point of a trial is a function of its number and of the trials before it. So a search that was killed and
+    continued has the same trials as an uninterrupted search. The trials that were running when it was killed are marked
+    as failed in the file, and their numbers are assigned again.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Study:
         return sorted(found, key=lambda trial: trial.number)
 
     def _choose(self, number: int) -> Point | None:
-        """Return the point of trial 0 or of a grid, which no sampler draws."""
+        """Return the point of a trial that no sampler draws: trial 0, or a trial of a grid; None for other trials."""
         if self._order is not None:
             return self._space.point(int(self._order[number]))
         return self._first if number == 0 else None
@@ -157,7 +157,7 @@ def _list_ended(study: optuna.Study) -> list[FrozenTrial]:
 
 @contextmanager
 def open_study(path: Path, settings: FlatSettings) -> Iterator[optuna.Study]:
-    """Open or create the study in a file; refuse the file of a search with other settings.
+    """Open or create the study in a file; refuse a file that contains a search with other settings.
 
     Args:
         path: the SQLite file.
@@ -170,7 +170,7 @@ def open_study(path: Path, settings: FlatSettings) -> Iterator[optuna.Study]:
         url = sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
         storage = optuna.storages.RDBStorage(url)
         study = _load(storage)
-        if not _list_ended(study):  # no results: other settings may replace it
+        if not _list_ended(study):  # no results: a search with other settings may replace the study
             optuna.delete_study(study_name=STUDY_NAME, storage=storage)
             study = _load(storage)
             study.set_user_attr("settings", dict(settings))

@@ -96,7 +96,7 @@ def _format_cost(results: Sequence[RunResult]) -> tuple[str, ...]:
 
 
 def _compare(theirs: float | None, results: Sequence[RunResult]) -> tuple[str, str, str]:
-    """Format the paper's accuracy, ours and the difference."""
+    """Format the paper's accuracy, our accuracy, and the difference."""
     ours = list_percentages(results)
     if theirs is None or any(result.notes for result in results):  # a note means that the paper used other data
         return DASH, format_spread(ours), DASH
@@ -104,7 +104,7 @@ def _compare(theirs: float | None, results: Sequence[RunResult]) -> tuple[str, s
 
 
 def _keep_common_seeds(rows: Sequence[tuple[Run, Sequence[RunResult]]]) -> list[tuple[Run, Sequence[RunResult]]]:
-    """Keep the results of the seeds that all rows have; such rows can be compared."""
+    """Keep only the results of seeds that all rows have, so that the rows can be compared."""
     common = set.intersection(*({result.row.seed for result in results} for _, results in rows)) if rows else set()
     return [(run, [result for result in results if result.row.seed in common]) for run, results in rows if common]
 
@@ -166,9 +166,9 @@ def _make_lazy_table(cells: Cells) -> TextTable:
     heads = ("setting", "paper", "ours", "difference", "paper's s", "paper's saving", "saving, CPU s", "saving, bytes")
     return TextTable(
         "Lazy aggregation",
-        "GLASU-4 with K = 4, 2, 1 aggregation layers, the same number of rounds, the settings for K = 2, and the seeds "
-        "that all three have. Saving in per cent against K = 4: the paper's in CPU seconds of the clients, ours "
-        "in CPU seconds of all parties together, evaluations included, and in bytes.",
+        "GLASU-4 with K = 4, 2 and 1 aggregation layers. All rows have the same number of rounds, the settings for "
+        "K = 2, and the same seeds. Saving: in per cent, compared with K = 4. The paper's saving is in CPU seconds of "
+        "the clients. Our savings are in CPU seconds of all parties together, evaluations included, and in bytes.",
         (*heads, *COST),
         tuple(rows),
         words=1,
@@ -199,9 +199,9 @@ def _make_stale_table(cells: Cells) -> TextTable:
     goals = " and ".join(f"{goal} % ({name})" for name, goal in paper.TARGETS.items())
     return TextTable(
         "Stale updates",
-        "Rounds, megabytes (evaluations included) and CPU seconds until the validation accuracy, measured after every "
-        "round, reaches the goal; only if every seed reaches it. All rows have the same limit of local steps. "
-        f"The paper's seconds are to a test accuracy of {goals}.",
+        "Rounds, megabytes (evaluations included) and CPU seconds until the validation accuracy reaches the goal. The "
+        "accuracy is measured after every round. A dash: not every seed reaches the goal. All rows have the same limit "
+        f"of local steps. The paper's seconds are the time until the test accuracy reaches {goals}.",
         ("setting", "goal %", "paper's s", "rounds", "MB", "CPU s", "reached"),
         tuple(rows),
         words=1,
@@ -266,10 +266,11 @@ def _make_partitions_table(cells: Cells) -> TextTable:
         )
     note = (
         "Test scores in per cent, mean over the seeds: the accuracy, or for two classes (minesweeper, tolokers) 100 "
-        f"times the area under the ROC curve. In brackets: the score of {COMPARED} minus this score, the mean over the "
-        "seeds that both have and its 90 % interval (paired, Student's t). alone: the best party on validation, by its "
-        "model or by label propagation; if one party has the labels, this party. labels: all parties, or this one. "
-        f"MB: bytes of {COMPARED}, evaluations included. A dash: not run, or failed."
+        f"times the area under the ROC curve. In brackets: how much higher the score of {COMPARED} is (mean over the "
+        "seeds that both have), and the 90 % interval of this difference (paired, Student's t). alone: the party that "
+        "is best on validation, by its model or by label propagation; if only one party has the labels, this party. "
+        f"labels: all parties, or the only party with labels. MB: bytes of {COMPARED}, evaluations included. A dash: "
+        "not run, or failed."
     )
     if impossible:
         note += f" Impossible: {' '.join(impossible)}"
@@ -302,7 +303,7 @@ def _format_compared(found: Mapping[int, float] | None, ours: Mapping[int, float
     Args:
         found: scores by seed; None if the run is impossible.
         ours: scores of the compared method.
-        seeds: the number of seeds of the row; it is shown if the column has fewer.
+        seeds: the number of seeds of the row. If the column has fewer seeds, the text shows both numbers.
     """
     if found is None:
         return "impossible"

@@ -40,12 +40,16 @@ class Terms:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial. If it has several seeds or single parties: the mean score, latest round and most bytes."""
+    """The result of a trial.
+
+    If a trial has several seeds, or parties that train alone, it has several best evaluations. Then `score` is their
+    mean score, `best_round` their latest round, and `bytes` their largest number of bytes.
+    """
 
     state: Literal["complete", "pruned", "failed"]  # failed: training diverged, or no evaluation was within the budget
-    score: float | None = None  # best validation score; of a pruned trial, the best until it was stopped
+    score: float | None = None  # best validation score; of a pruned trial, the best before it was stopped
     best_round: int | None = None
-    bytes: int | None = None  # bytes sent until the best evaluation
+    bytes: int | None = None  # bytes sent up to the best evaluation
     num_rounds: int | None = None  # the configured number, or the number that fits into the byte limit with every seed
     seconds: float = 0.0
     note: str = ""  # reason for a failure
@@ -160,7 +164,7 @@ class _Run:
             train(parties, config, observer=observe, workers=workers)
 
     def best(self, until: int | None = None) -> list[_Evaluation]:
-        """Return the best evaluation of each party up to a round; of equal ones, the earliest."""
+        """Return the best evaluation of each party up to a round; among equal evaluations, the earliest."""
         return [
             max((item for item in items if until is None or item.round <= until), key=lambda item: item.score)
             for items in self.evaluations.values()

@@ -1,7 +1,7 @@
 """Run tasks one after the other in this process, or in parallel in worker processes.
 
-This process alone chooses tasks and stores results. A worker receives a task and returns a result. It ends when its
-parent ends and does not receive Ctrl-C.
+Only this process chooses tasks and stores results. A worker receives a task and returns a result. A worker does not
+receive Ctrl-C; it ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT_DATASETS = 4  # loaded data sets that are kept in memory; two seeds of a da
 def run_tasks(
     work: Callable[[Job, int | None], Output], tasks: Iterator[Job], jobs: int
 ) -> Generator[tuple[Job, Output], None, None]:
-    """Yield every task with its result, in the order in which they finish.
+    """Yield every task with its result, in the order in which the tasks finish.
 
     Args:
         work: a function that can be pickled. Its second argument is the number of clients that compute at the same
@@ -99,7 +99,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block. Processes that start in the block do not receive it.
+    """Delay Ctrl-C until the end of the block. Processes that start in the block never receive it.
 
     Processes inherit the signal mask, so Ctrl-C in a terminal ends only their parent. The mask is not enough for the
     parent: any of its threads can receive the signal, and SQLAlchemy logs a traceback if it arrives during a query.
@@ -121,7 +121,7 @@ def block_interrupts() -> Iterator[None]:
 
 
 def load_once(config: RunConfig) -> LoadedParties:
-    """Load the parties of a run. Runs of one process whose settings select the same data share them."""
+    """Load the parties of a run. If several runs in this process use the same data, they share the loaded parties."""
     train = config.train
     keys = TrainConfig(method=train.method, labels=train.labels, task=train.task, seed=train.seed)
     return _load(RunConfig(data=config.data, train=keys))

@@ -38,7 +38,7 @@ def serve_metrics(address: tuple[str, int], look: Callable[[], View | None]) -> 
     """Serve metrics during the block; yield the port.
 
     Args:
-        address: host and port; port 0 chooses a free one.
+        address: host and port; port 0 chooses a free port.
         look: returns the current state of the server, or None before it has started.
     """
     if importlib.util.find_spec("prometheus_client") is None:
@@ -64,7 +64,7 @@ def serve_metrics(address: tuple[str, int], look: Callable[[], View | None]) -> 
 
 
 class _Collector:
-    """Reads the state of the server at each request. Labels contain only names of parties, phases and metrics."""
+    """Reads the state of the server at each request. Labels contain only names, for example of parties and phases."""
 
     def __init__(self, look: Callable[[], View | None]) -> None:
         self._look = look
@@ -74,7 +74,7 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily as Counter
         from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        yield _label(Gauge, "glasu_info", "Always 1; the label has the version.", "version", {__version__: 1})
+        yield _label(Gauge, "glasu_info", "Always 1; the label is the version of GLASU.", "version", {__version__: 1})
         view = self._look()
         if view is None:
             return
@@ -92,7 +92,7 @@ class _Collector:
         yield _label(Counter, "glasu_bytes", "Bytes of encoded messages.", "direction", moved)
         phases = "Bytes of encoded messages by phase of the run."
         yield _label(Counter, "glasu_phase_bytes", phases, "phase", view.traffic.by_phase)
-        yield _label(Counter, "glasu_seconds", "Seconds of the server by activity.", "part", view.seconds.parts)
+        yield _label(Counter, "glasu_seconds", "Time that the server spent, by activity.", "part", view.seconds.parts)
         yield Counter("glasu_messages", "Messages in both directions.", view.traffic.messages)
         yield Counter("glasu_exchanges", "Round trips between parties and server.", view.traffic.exchanges)
         yield Counter("glasu_refused", "Connections refused after the TLS handshake.", view.refused)

@@ -1,6 +1,6 @@
 """Aggregation: how the server combines the clients' partials, and how a client separates its own share.
 
-The methods of the server work on numpy arrays. This module imports without torch because the server has none.
+The server has no torch. So its methods work on numpy arrays, and this module does not import torch at the top.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Aggregation(ABC):
     is_mean: ClassVar[bool] = False  # whether H[l+1] is the mean of the partials
 
     num_clients: int  # M
-    client: int = 0  # m; the methods of the server do not read it
+    client: int = 0  # m; methods that the server calls do not read it
 
     def with_clients(self, num_present: int) -> Self:
-        """Return the aggregation of a round to which only some clients contribute."""
+        """Return the aggregation for a round in which only `num_present` clients contribute."""
         return self if num_present == self.num_clients else replace(self, num_clients=num_present)
 
     @property
@@ -43,7 +43,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def extract_others(self, joint: Tensor, partial: Tensor) -> Tensor:
-        """Return H_{-m}[l+1], the share of the other clients.
+        """Return H_{-m}[l+1], the part of H[l+1] that the other clients contributed.
 
         Args:
             joint: H[l+1], shape (|S[l+1]|, d[l+1]).
@@ -55,11 +55,11 @@ class Aggregation(ABC):
 
     @abstractmethod
     def merge(self, others: Tensor, partial: Tensor) -> Tensor:
-        """Return H[l+1], given the share of the other clients and this client's partial."""
+        """Return H[l+1], given the other clients' part and this client's partial."""
 
     @abstractmethod
     def own_gradient(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at this client's partial, given the gradient at H[l+1]."""
+        """Return the gradient at this client's partial H_m^+[l], given the gradient at H[l+1]."""
 
     @abstractmethod
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
@@ -76,11 +76,11 @@ class Aggregation(ABC):
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        """Server: return for each client the encoded gradient at its partial.
+        """Server: return for each client the encoded gradient at the client's partial.
 
         Args:
             encoding: the encoding of the payloads and of the results.
-            payloads: the encoded gradients at H[l+1] of the clients that sent one, in client order.
+            payloads: the encoded gradients at H[l+1], in client order, from the clients that sent one.
             keys: the keys of the answers, one per client.
             first_row: the position of the first row in the whole tensor.
         """
@@ -145,13 +145,13 @@ class Concat(Aggregation):
         return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
-        return np.concatenate(payloads, axis=1)  # concatenates encoded values, so nothing is rounded again
+        return np.concatenate(payloads, axis=1)  # the values stay encoded, so they are not rounded again
 
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        # Combine the columns of each client separately, because stochastic rounding depends on the client's key.
-        # An encoded row can be divided into the columns of the clients like a row of floats.
+        # Combine the columns of each client separately, because stochastic rounding depends on the client's key. Every
+        # client's columns are a block of their own in an encoded row, so the row can be sliced like a row of floats.
         width = payloads[0].shape[1] // self.num_clients
         columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
         return [

@@ -1,6 +1,6 @@
-"""Backbones: the kinds of graph layers, and their properties that the rest of the model reads.
+"""Backbones: the kinds of graph layers, and the properties of each kind that other modules read.
 
-This module imports without torch, because the config uses it to check settings on a server without torch.
+The config imports this module to check settings, also on a server without torch. So torch is not imported at the top.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Backbone(ABC):
     """A kind of graph layer. To add a backbone, register a subclass."""
 
     normalization: ClassVar[Normalization] = "symmetric"  # how blocks are normalised, see `Adjacency`
-    has_encoder: ClassVar[bool] = False  # whether H_m[0] is ReLU(Linear(X_m)) instead of X_m
+    has_encoder: ClassVar[bool] = False  # True: H_m[0] is ReLU(Linear(X_m)); False: H_m[0] is X_m
     uses_edge_weights: ClassVar[bool] = True
     separates_own_row: ClassVar[bool] = False  # whether a node's row and its neighbours' rows have different weights
-    fails_if_deep: ClassVar[bool] = False  # whether more than two layers need normalisation or skip connections
+    fails_if_deep: ClassVar[bool] = False  # whether models of three or more layers need normalisation or residuals
     uses_torch_generator: ClassVar[bool] = (
         False  # whether layers draw from torch's global generator; clients then run one after the other
     )
@@ -37,7 +37,7 @@ class Backbone(ABC):
 
     @classmethod  # noqa: B027 - most backbones accept every setting
     def check(cls, config: ModelConfig) -> None:
-        """Raise ConfigError if a setting of [model] does not fit this backbone."""
+        """Raise ConfigError if this backbone does not support a setting of [model]."""
 
     @abstractmethod
     def build_layer(self, layer: int, width_in: int) -> Layer:
@@ -114,7 +114,7 @@ class GAT(Backbone):
 class ConvolutionBackbone(Backbone):
     """A PyG convolution on bipartite pairs. To train with one, register a subclass.
 
-    The convolution is called with ((x_source, x_target), edge_index). The edges include the self loops.
+    The convolution is called with ((x_source, x_target), edge_index). The edges include self loops.
     """
 
     normalization = "none"

@@ -1,7 +1,7 @@
 """Draw neighbours of S[l+1], and build the block A(E(S[l+1], S[l])) that one layer multiplies by.
 
-Node sets are sorted arrays of node numbers. The functions cost O(N) or O(E) only if they are called for all nodes. A
-draw is a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.randomness`.
+Node sets are sorted arrays of node numbers. The functions take O(N) or O(E) time only if they are called for all nodes.
+A draw is a function of a key (`Stream.key`) and uses the counter-based hash of `glasu.randomness`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NodeSet = NDArray[np.int64]
 NodeLabels = NDArray[np.int32]  # a scratch array of one client: a number per node, -1 between calls; see `kernels`
 Normalization = Literal["symmetric", "mean", "none"]
 NORMALIZATION_NUMBERS: dict[Normalization, int] = {"none": 0, "mean": 1, "symmetric": 2}  # codes of `fill_block`
-DENSE_SHARE = 0.12  # above this share of non-zero entries a dense product is faster, measured at 4,057 nodes
+DENSE_SHARE = 0.12  # a dense product is faster above this share of nonzero entries; measured with 4,057 nodes
 DENSE_LIMIT = 2**26  # entries of a dense block: 256 MiB in single precision
 NO_WEIGHTS: NDArray[np.float64] = np.empty(0)
 
@@ -37,9 +37,9 @@ def is_everything(rows: NDArray[np.int64], size: int) -> bool:
 
 
 class Draw(NamedTuple):
-    """The edges into S[l+1] that one client drew, before S[l] is agreed."""
+    """The edges into S[l+1] that one client drew, before the clients agree on S[l]."""
 
-    nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and S[l+1] itself
+    nodes: NodeSet  # S_m[l]: the sources of the drawn edges, and all nodes of S[l+1]
     starts: NDArray[np.int64]  # edges[starts[i]:starts[i + 1]] lead to node i of S[l+1]
     edges: NDArray[np.int64]  # for each drawn edge: its position in the graph's edge list
     scale: NDArray[np.float64] | None = None  # for each drawn edge: a factor that makes the block unbiased; None: 1
@@ -65,7 +65,7 @@ class Block:
         return Block(self.matrix.rows(rows), self.positions[rows])
 
     def add_dense_copy(self) -> Block:
-        """Return the block with a dense copy of its matrix, if a dense product is faster and the copy fits."""
+        """Return the block with a dense copy of its matrix, if a dense product is faster and the copy small enough."""
         if self.dense is not None:
             return self
         rows, columns = self.matrix.shape
@@ -73,7 +73,7 @@ class Block:
         return replace(self, dense=self.matrix.toarray()) if crowded else self
 
     def compact(self, labels: NodeLabels) -> tuple[Block, NDArray[np.int64]]:
-        """Return the block without the columns that no row reads, and the positions of the columns that are left."""
+        """Return the block without unused columns, and the positions of the remaining columns."""
         matrix = self.matrix
         columns = np.sort(kernels.find_distinct(np.concatenate([matrix.indices, self.positions]), labels))
         if len(columns) == matrix.width:
@@ -98,7 +98,7 @@ def list_edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], 
 
 
 def draw_all(graph: Graph, targets: NodeSet) -> Draw:
-    """Return every edge into the targets; S[l] is every node of the graph."""
+    """Return a draw of every edge into the targets. Its S[l] contains every node of the graph."""
     return Draw(np.arange(graph.num_nodes), *list_edges_into(graph, targets))
 
 
@@ -158,13 +158,13 @@ def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, l
 
 
 def draw_induced(graph: Graph, targets: NodeSet, nodes: NodeSet, labels: NodeLabels) -> Draw:
-    """Return every edge from `nodes` into `targets`, unscaled."""
+    """Return a draw of every edge from `nodes` into `targets`, without scaling."""
     starts, edges, _ = kernels.list_edges_between(*_list_edges(graph), targets, nodes, labels)
     return Draw(nodes, starts, edges)
 
 
 def _list_edges(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    return np.asarray(graph.indptr), np.asarray(graph.indices)  # numba must see plain arrays, not memory maps
+    return np.asarray(graph.indptr), np.asarray(graph.indices)  # numba requires plain arrays, not memory maps
 
 
 def _unite(targets: NodeSet, new: NodeSet) -> NodeSet:
@@ -173,7 +173,10 @@ def _unite(targets: NodeSet, new: NodeSet) -> NodeSet:
 
 
 def _keep(graph: Graph, targets: NodeSet, drawn: NodeSet, population: int, labels: NodeLabels) -> Draw:
-    """Keep the edges from `targets`, and the edges from nodes drawn out of `population`; scale up the latter."""
+    """Keep the edges from `targets` and from the drawn nodes, and scale up the edges from the drawn nodes.
+
+    The nodes were drawn from `population` candidates, so the factor is population / number of drawn nodes.
+    """
     starts, edges, outside = kernels.list_edges_between(*_list_edges(graph), targets, drawn, labels)
     scale = np.where(outside, population / max(1, len(drawn)), 1.0)
     return Draw(_unite(targets, drawn), starts, edges, scale)
@@ -188,7 +191,7 @@ class Adjacency:
     def __init__(self, graph: Graph, normalization: Normalization, dtype: np.dtype[Any]) -> None:
         self.graph, self.normalization, self.dtype = graph, normalization, dtype
         self.labels = make_labels(graph.num_nodes)
-        self._indices = np.asarray(graph.indices)  # numba must see a plain array, not a memory map
+        self._indices = np.asarray(graph.indices)  # numba requires a plain array, not a memory map
         self._weights = np.empty(0, np.float32) if graph.weights is None else np.asarray(graph.weights)
         if normalization == "symmetric":
             self._inverse = _raise_degrees(graph.degree + 1.0, -0.5)
@@ -196,7 +199,7 @@ class Adjacency:
             self._inverse = _raise_degrees(graph.degree, -1.0) if normalization == "mean" else NO_WEIGHTS
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        """Build the block with rows `targets` and columns `nodes`; columns that only other clients drew are empty."""
+        """Build the block with rows `targets` and columns `nodes`. Columns of nodes that only others drew are empty."""
         rows, loops = len(targets), self.normalization != "mean"
         size = len(draw.edges) + (rows if loops else 0)
         index = np.int32 if max(size, len(nodes)) < 2**31 else np.int64

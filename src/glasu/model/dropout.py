@@ -1,7 +1,7 @@
 """Dropout whose masks are functions of a key: the same round, step and layer always give the same mask.
 
-There are two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its backward pass needs the
-same masks. And a client that repeats a round after a crash must send the same bytes.
+Masks must be reproducible for two reasons. Step 0 of a round reuses the forward pass of the joint inference, so its
+backward pass needs the same masks. And a client that repeats a round after a crash must send the same bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from glasu.model.seeding import seed_torch_generator
 from glasu.model.sparse import SparseRows
 from glasu.randomness import Stream
 
-ENCODER = -1  # the layer number in keys of masks for the raw features
-ATTENTION = -2  # ATTENTION - l is the layer number in keys of masks for the attention of layer l
+ENCODER = -1  # used as the layer number in the keys of masks for the raw features
+ATTENTION = -2  # ATTENTION - l is used as the layer number in the keys of masks for the attention of layer l
 
 
 class Mask(NamedTuple):
-    """A mask that is not drawn yet: 0 for each value whose random byte is below the threshold, else `scale`."""
+    """A mask before it is drawn. Its factor is 0 where the random byte is below the threshold, else `scale`."""
 
     low: np.uint64
     high: np.uint64
@@ -47,7 +47,8 @@ class Dropout:
     """The masks of one step of one client."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)  # a draw is one byte; some values are kept and some dropped
+        # The rate in multiples of 1/256, because a draw is one byte. In 1..255, some values are kept and some dropped.
+        nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)
         self.threshold = np.uint8(nearest if rate > 0 else 0)
         self.scale = 2**8 / (2**8 - nearest)
         self.stream = stream
@@ -57,7 +58,7 @@ class Dropout:
         return Mask(*self.stream(layer).key_halves(), self.threshold, self.scale) if self.threshold else None
 
     def __call__(self, hidden: Tensor | SparseRows, layer: int) -> Tensor | SparseRows:
-        """Drop values of a layer's input and scale up the rest; sparse features drop stored values only."""
+        """Drop values of a layer's input and scale up the rest. In sparse features, drop only stored values."""
         mask = self.mask(layer)
         if mask is None:
             return hidden

@@ -24,7 +24,7 @@ class FeatureRows:
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
-    chunk_values: int | None = 2**24  # number of values in one read; None: all, because they are in memory
+    chunk_values: int | None = 2**24  # limit on the values of one read; None: no limit, because they are in memory
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""
@@ -39,7 +39,7 @@ class FeatureRows:
         return self.read(np.arange(self.shape[0]))
 
     def rows(self, positions: NodeSet) -> Hidden:
-        """Return the rows at `positions`, which are distinct."""
+        """Return the rows at `positions`, which must be distinct."""
         return self.whole if len(positions) == self.shape[0] else self.read(positions)
 
 
@@ -85,7 +85,7 @@ class ExactInference(ForwardStep):
         if not isinstance(hidden, FeatureRows):
             hidden = self.model.layer_input(layer, hidden, make_no_dropout())
         prepared = _prepare(module, hidden)
-        for rows, block, columns in self.sampler.exact_blocks(targets):  # the cost of a chunk is its number of edges
+        for rows, block, columns in self.sampler.exact_blocks(targets):
             initial = None if self._initial is None else take_rows(self._initial, targets[rows])
             assert initial is None or isinstance(initial, Tensor)
             ready = _rows(prepared, columns)
@@ -109,7 +109,7 @@ def _rows(hidden: Hidden | FeatureRows, positions: NodeSet) -> Hidden:
 
 
 def _prepare(module: Layer, hidden: Hidden | FeatureRows) -> Hidden | FeatureRows:
-    """Apply `Layer.prepare` to all rows. If it leaves the features unchanged, they are not loaded."""
+    """Apply `Layer.prepare` to all rows. If `prepare` returns features unchanged, do not load all of them."""
     if not isinstance(hidden, FeatureRows):
         return module.prepare(hidden)
     prepared: list[Tensor] = []

@@ -1,7 +1,7 @@
 """GCN, GCNII, GAT and SAGE sub-layers, and any PyG convolution, acting on one block.
 
 Each layer has two parts: `prepare` works on single rows of H[l], `propagate` mixes rows along the edges of the block.
-Training calls one after the other. Exact evaluation prepares all rows once and propagates chunk by chunk.
+Training calls both for each block. Exact evaluation prepares all rows once and propagates chunk by chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glasu.model.sparse import SparseRows
 
 Hidden: TypeAlias = Tensor | SparseRows  # sparse only for the raw features
 Drop: TypeAlias = Callable[[Tensor], Tensor]  # drops some values and scales up the others
-DENSE_SPEED = 7  # speed of a dense product in multiplications per second, relative to a sparse one; measured
+DENSE_SPEED = 7  # measured ratio of multiplications per second: dense product to sparse product
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -63,7 +63,7 @@ def mix_rows(block: Block, hidden: Tensor, plus: Tensor | None = None, share: fl
 
 
 def take_rows(hidden: Hidden, positions: np.ndarray) -> Hidden:
-    """Return the rows at `positions`; all rows in their order are returned without a copy."""
+    """Return the rows at `positions`. If these are all rows in order, return `hidden` itself."""
     if is_everything(positions, hidden.shape[0]):
         return hidden
     return hidden.index_select(0, torch.from_numpy(positions)) if isinstance(hidden, Tensor) else hidden.rows(positions)
@@ -145,7 +145,8 @@ class GCNLayer(Layer):
 class GCNIILayer(Layer):
     """((1 - alpha) A H + alpha H^0) ((1 - beta) I + beta W), beta = log(theta / (l + 1) + 1) (Chen et al. 2020).
 
-    After `concat` the layer reads M times the width and starts with a projection back to the hidden width.
+    After a layer that aggregates by `concat`, rows are M times as wide. This layer first projects them back to the
+    hidden width.
     """
 
     def __init__(self, width_in: int, width_out: int, *, layer: int, alpha: float, theta: float) -> None:
@@ -153,7 +154,7 @@ class GCNIILayer(Layer):
         self.reduce = Projection(width_in, width_out) if width_in != width_out else None
         self.linear = Projection(width_out, width_out, bias=False)
         self.alpha, self.beta = alpha, math.log(theta / (layer + 1) + 1)
-        self.larger = max(alpha, 1 - alpha)  # used as a factor of a later product, which saves a pass over all rows
+        self.larger = max(alpha, 1 - alpha)  # applied as a factor of a later product, to save a pass over all rows
         self.kept, self.turned = self.larger * (1 - self.beta), self.larger * self.beta
 
     def prepare(self, hidden: Hidden) -> Hidden:
@@ -246,7 +247,7 @@ def _find_largest(score: Tensor, target: Tensor, rows: int) -> Tensor:
 
 
 class ResidualLayer(Layer):
-    """Any layer with a skip connection, which adds H[l] W at the rows S[l+1] to the layer's output."""
+    """Any layer with a skip connection. The connection adds H[l] W at the rows S[l+1] to the layer's output."""
 
     reads_input = True
 

@@ -1,6 +1,6 @@
 """The optimizer of one client, and its learning rate as a function of the round.
 
-This module imports without torch, because the config reads the tables on a server without torch.
+The config imports this module for its tables, also on a server without torch. So torch is not imported at the top.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of Adam
 class Schedule:
     """A choice of `train.schedule`."""
 
-    factor: Callable[[float], float]  # the factor of the learning rate, given the share of the rounds that are done
+    factor: Callable[[float], float]  # the factor of the learning rate, given the share of completed rounds
     is_constant: bool = False
 
 
@@ -59,11 +59,12 @@ class Optimizer(ABC):
     is one loop for any number of layers. A weight that does not affect the loss has gradient zero; weight decay still
     applies.
 
-    Plain SGD needs only the gradient. If the gradient is a matrix product, the product can be added to the weight
-    directly (`descent`), which saves writing and reading the gradient. `step` then updates the other weights only.
+    Plain SGD needs only the gradient. If the gradient of a weight is a matrix product, the backward pass can subtract a
+    multiple of the product from the weight directly (`descent`), without storing the gradient. `step` then updates only
+    the other weights.
     """
 
-    # The number of vectors, each as long as the weights, that the optimizer keeps with any settings.
+    # The number of weight-sized vectors that the optimizer always stores. With some settings it stores more.
     num_moments: ClassVar[int] = 0
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
@@ -75,7 +76,7 @@ class Optimizer(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is a step of plain SGD, with the factors `descent`."""
+        """Whether `step` is plain SGD, with the factors `descent`."""
         return False
 
     @property
@@ -84,13 +85,16 @@ class Optimizer(ABC):
         return 1 - self.learning_rate * self.train.weight_decay, -self.learning_rate
 
     def step(self, parts: Sequence[slice] = ALL) -> None:
-        """Update the weights. Plain SGD updates only `parts`, because the backward pass has updated the others."""
+        """Update the weights. Plain SGD updates only `parts`; the backward pass has already updated the other weights.
+
+        An optimizer that is not plain SGD updates all weights.
+        """
         self.steps += 1
         self._update(parts)
 
     @abstractmethod
     def _update(self, parts: Sequence[slice]) -> None:
-        """Update the weights. `steps` is the number of this step; the first step has number 1."""
+        """Update the weights. `self.steps` is the number of this step; the first step has number 1."""
 
     def _moment(self, name: str) -> NDArray[Any]:
         if name not in self.moments:
@@ -111,7 +115,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """The rule of torch.optim.SGD, with or without momentum."""
+    """The update rule of torch.optim.SGD, with or without momentum."""
 
     @property
     def is_plain(self) -> bool:
@@ -126,7 +130,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """The rule of torch.optim.Adam."""
+    """The update rule of torch.optim.Adam."""
 
     num_moments = 2
 
@@ -149,7 +153,7 @@ def find_optimizer(config: RunConfig) -> type[Optimizer]:
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """Return a new optimizer of the weights of a model."""
+    """Return a new optimizer for the weights of a model."""
     return find_optimizer(config)(config, model)
 
 

@@ -1,6 +1,6 @@
 """Personalised PageRank over one party's edges: propagate class probabilities or labels, and choose alpha.
 
-This module imports without torch. The server reads ALPHAS.
+The server, which has no torch, imports this module to read ALPHAS.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from glasu.model.task import ScoreRows, Task
 
 ALPHAS = (1.0, 0.8, 0.5, 0.3, 0.2, 0.1)  # 1 leaves the scores unchanged
 PROPAGATING = ALPHAS[1:]  # the values of alpha that change the scores
-STEPS = 10  # more steps change validation scores less than another seed does (docs/experiments.md)
+STEPS = 10  # more steps change validation scores less than a change of the seed (docs/experiments.md)
 
 
 def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS) -> ScoreRows:
-    """Mix the scores of each node with those of its neighbours.
+    """Mix the scores of each node with the scores of its neighbours.
 
-    Z <- alpha P + (1 - alpha) D^-1 (A + I) Z, from Z = P; D counts the self loop.
+    Z <- alpha P + (1 - alpha) D^-1 (A + I) Z, starting from Z = P; D counts the self loop.
 
     The random-walk normalisation makes every row of Z a weighted mean of rows of P. So probabilities stay
     probabilities, and a node without edges keeps its row.
@@ -31,7 +31,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
         graph: E_m; A[i, j] is the weight of the edge from j to i.
         scores: P, shape (N, C).
         alpha: the weight of P.
-        steps: number of repetitions.
+        steps: number of times that Z is updated.
 
     Returns:
         Z, in the precision of P. It is computed in double precision.
@@ -49,7 +49,7 @@ def propagate(graph: Graph, scores: ScoreRows, alpha: float, steps: int = STEPS)
 
 
 def choose_alpha(score: Callable[[float], float], alphas: Iterable[float] = ALPHAS) -> float:
-    """Return the alpha with the largest score; the first one if scores are equal or all NaN."""
+    """Return the alpha with the largest score; among equal scores, or if all are NaN, the first alpha."""
     scores = {alpha: score(alpha) for alpha in alphas}
     return max(scores, key=lambda alpha: np.nan_to_num(scores[alpha], nan=-np.inf))
 

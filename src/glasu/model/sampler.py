@@ -1,6 +1,6 @@
 """Samplers draw the node sets of one client and build the blocks between them.
 
-This module imports without torch, because a server without torch reads the class-level properties.
+The server, which has no torch, imports this module to read class variables of samplers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
 
 log = logging.getLogger("glasu.model")
-DENSELY_READ = 4  # an exact product reads all rows if the number of its edges exceeds a quarter of the number of nodes
+DENSELY_READ = 4  # an exact product reads all rows if it has at least one edge per 4 nodes of the graph
 
 
 def draw_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
-    """Draw the batch of one round uniformly. Every client that knows the training examples draws the same batch."""
+    """Draw the batch of one round uniformly. All clients that know the training examples draw the same batch."""
     size = config.train.batch_size
     assert isinstance(size, int)
     if size == 0 or size >= len(examples):
@@ -68,26 +68,32 @@ class Sample:
 class Sampler(ABC):
     """Draws S_m[l] from the neighbours of S[l+1] and builds the blocks between them.
 
-    To add a sampler, register a subclass. It overrides `draw` and sets the class variables that the protocol reads. The
-    input set S[l] of layer l must be the same at all clients if layer l-1 aggregates. There are three ways: the clients
-    agree on the union of their draws (`agrees_on_node_sets`), all clients draw with one seed (`shares_draws`), or S[l]
-    is all nodes (`reads_whole_graph`).
+    To add a sampler, register a subclass. It overrides `draw` and sets the class variables that the protocol reads. If
+    layer l-1 aggregates, the input set S[l] of layer l must be the same at all clients. There are three ways to ensure
+    this: the clients agree on the union of their draws (`agrees_on_node_sets`), all clients draw with one seed
+    (`shares_draws`), or S[l] contains all nodes (`reads_whole_graph`).
     """
 
     agrees_on_node_sets: ClassVar[bool] = False  # the clients send proposals, and the server returns their union
     shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
-    reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L is all nodes, with all edges
-    default_for: ClassVar[Literal["small graphs", "large graphs"] | None] = None  # where "auto" means this sampler
-    keeps_matrices = False  # whether blocks are kept from round to round and for evaluations
+    reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L contains all nodes, and all edges are used
+    default_for: ClassVar[Literal["small graphs", "large graphs"] | None] = None  # where "auto" chooses this sampler
+    keeps_matrices = False  # whether later rounds and evaluations reuse blocks
     leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
     chunk_rows = 8192  # rows per exact product
     chunk_edges = 2**20  # edges per exact product
 
     def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
-        """Prepare to draw from the graph of client m; the settings are resolved."""
+        """Prepare to draw from the graph of client m.
+
+        Args:
+            config: the settings, resolved.
+            graph: the client's graph.
+            client: m.
+        """
         backbone = find_backbone(config.model)
         self.train, self.graph, self.client = config.train, graph, client
-        self.private_seed: int | Secret = config.train.seed  # seeds draws that are not shared; `Learner` sets it
+        self.private_seed: int | Secret = config.train.seed  # the seed of draws that are not shared; set by `Learner`
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, backbone.normalization, find_compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
@@ -108,14 +114,16 @@ class Sampler(ABC):
             targets: S[l+1], sorted.
             round_index: t.
             layer: l.
-            purpose: the name of the stream; training and evaluation draw from different streams.
+            purpose: the name of the random stream. Training and evaluation draw from different streams.
         """
 
     @classmethod
     def estimate_draw(
         cls, train: TrainConfig, counts: EdgeCounts, num_targets: int, *, constant_batch: bool
     ) -> DrawEstimate:
-        """Estimate the size of a draw in training. A subclass that draws less than all nodes and edges overrides it.
+        """Estimate the size of a draw in training. By default a draw contains all nodes and all edges into the targets.
+
+        A subclass that draws less must override this method.
 
         Args:
             train: the settings.
@@ -132,7 +140,9 @@ class Sampler(ABC):
         return self.adjacency.block(targets, nodes, draw)
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
-        """Build the blocks of a sample, without the rows of H_m[l] that this client neither shares nor reads.
+        """Build the blocks of a sample. If `leaves_out_rows`, omit rows of H_m[l] that nothing uses.
+
+        The omitted rows are neither shared with other clients nor read by this client's next layer.
 
         Args:
             nodes: S_m[0..L], as agreed.
@@ -143,7 +153,7 @@ class Sampler(ABC):
         """
         kept = [nodes[-1]]
         blocks: list[Block] = []
-        read: NDArray[np.int64] | None = None  # the kept rows of this layer's output; None: all
+        read: NDArray[np.int64] | None = None  # the rows of this layer's output that are kept; None: all
         for layer in reversed(range(len(draws))):
             block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
             if read is not None:
@@ -166,7 +176,7 @@ class Sampler(ABC):
             block = self.exact_block(targets[rows])
             if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
                 yield rows, *block.compact(self.adjacency.labels)
-            else:  # finding the columns that are read would cost more than it saves
+            else:  # to find the columns that are read would take longer than to read all columns
                 yield rows, block, self._everything
 
     def exact_block(self, targets: NodeSet) -> Block:
@@ -175,7 +185,7 @@ class Sampler(ABC):
         return self.adjacency.block(targets, draw.nodes, draw)
 
     def _product_chunks(self, targets: NodeSet) -> Iterator[slice]:
-        """Divide rows into chunks of at most `chunk_rows` rows and `chunk_edges` edges, but at least one row."""
+        """Yield chunks of 1 to `chunk_rows` rows. A chunk of several rows has at most `chunk_edges` edges."""
         ends = np.cumsum(self.graph.indptr[targets + 1] - self.graph.indptr[targets])
         start = 0
         while start < len(targets):
@@ -187,7 +197,7 @@ class Sampler(ABC):
 
 
 class FullGraph(Sampler):
-    """All nodes and edges. Blocks repeat from round to round and are kept."""
+    """Uses all nodes and edges. The blocks are the same in every round, so they are kept."""
 
     reads_whole_graph = True
     default_for = "small graphs"
@@ -227,7 +237,7 @@ class FullGraph(Sampler):
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
         if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
-            return self._sample[1:]  # this round has the same sample as the last one
+            return self._sample[1:]  # this round has the same sample as the round before
         blocks, kept = super().blocks(nodes, draws)
         if self.leaves_out_rows:
             self._sample = draws, blocks, kept
@@ -253,13 +263,13 @@ class _Sampled(Sampler):
         draw = self._draw_edges(targets, stream.key())
         room = max(0, train.max_nodes - len(targets))
         if train.max_nodes == 0 or purpose != "neighbors" or len(draw.nodes) - len(targets) <= room:
-            return draw  # an evaluation has many targets, so a bound would leave no room for neighbours
+            return draw  # evaluations ignore `max_nodes`: their many targets would leave no room for neighbours
         key = stream._replace(purpose=f"{purpose}, kept").key()
         return thin_draw(self.graph, targets, draw, room, key, self.adjacency.labels)
 
     @abstractmethod
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
-        """Draw edges into S[l+1] = `targets` with a key."""
+        """Draw edges into S[l+1] = `targets`; the draw is a function of the key."""
 
     @classmethod
     def estimate_draw(
@@ -273,11 +283,11 @@ class _Sampled(Sampler):
     @classmethod
     @abstractmethod
     def _estimate_edges(cls, train: TrainConfig, counts: EdgeCounts, num_targets: int) -> tuple[int, int]:
-        """Estimate the nodes and edges of a draw without `train.max_nodes`."""
+        """Estimate the numbers of nodes and edges of a draw, ignoring `train.max_nodes`."""
 
 
 class Neighbor(_Sampled):
-    """Draws from the neighbours of each node, or of the set as a whole (`train.sampling`)."""
+    """Draws from the neighbours of each target, or from the neighbours of all targets together (`train.sampling`)."""
 
     agrees_on_node_sets = True
     default_for = "large graphs"
@@ -310,7 +320,7 @@ class SharedSeed(_Sampled):
 
 
 def _estimate_sources(train: TrainConfig, counts: EdgeCounts, num_targets: int, reached: int) -> tuple[int, int]:
-    """Estimate a draw from `reached` nodes, which keeps the edges from the drawn nodes."""
+    """Estimate the numbers of nodes and edges of a draw from `reached` nodes. The edges from drawn nodes are kept."""
     nodes = min(reached, num_targets * (1 + train.fanout))
     return nodes, counts.count_kept(num_targets, reached, nodes)
 

@@ -1,4 +1,4 @@
-"""Seed the generator of torch, from which layers of torch and of other libraries draw."""
+"""Seed torch's global generator. Layers of torch and of other libraries draw from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WORDS = slice(3, 3 + 624)
 def seed_torch_generator(stream: Stream) -> None:
     """Seed torch's generator with a stream.
 
-    `manual_seed` uses only 32 bits of its seed, so a reader of one message could try all seeds. So a stream with a
-    secret sets all words of the state. A public stream does not need this.
+    `manual_seed` uses only 32 bits of its seed, so an attacker who reads one message could try all seeds. Therefore a
+    stream with a secret seed sets all words of the state. A public stream does not need this.
     """
     generator = torch.default_generator
     generator.manual_seed(stream.torch_seed())

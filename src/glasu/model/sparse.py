@@ -1,4 +1,4 @@
-"""SparseRows: a sparse matrix by rows as plain arrays, for blocks and sparse features."""
+"""`SparseRows`: a sparse matrix in row format, stored as plain arrays. Blocks and sparse features use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SparseRows:
     """The entries of row i are data[indptr[i]:indptr[i + 1]], in the columns indices[indptr[i]:indptr[i + 1]].
 
-    The same format as scipy's csr_array, without its checks, which cost more than a small product.
+    This is the format of scipy's csr_array, but without its checks. They take longer than a small product.
     """
 
     indptr: NDArray[Any]
@@ -28,9 +28,9 @@ class SparseRows:
 
     @classmethod
     def of(cls, matrix: sp.csr_array) -> Self:
-        """Wrap a matrix of scipy; the arrays are shared."""
+        """Wrap a scipy matrix without copying its arrays."""
         indptr, indices, data = (np.asarray(part) for part in (matrix.indptr, matrix.indices, matrix.data))
-        return cls(indptr, indices, data, matrix.shape[1])  # np.asarray: numba must see plain arrays, not memory maps
+        return cls(indptr, indices, data, matrix.shape[1])  # np.asarray: numba requires plain arrays, not memory maps
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -41,10 +41,11 @@ class ClientModel(nn.Module):
 
         Args:
             config: the shape of the network.
-            num_clients: M, which decides the width after `concat`.
+            num_clients: M. The width after `concat` depends on it.
             num_features: d_m.
             num_outputs: the width of the classifier, or None for a client without labels.
-            stream: the randomness of the initial weights; purpose "classifier" is equal at all clients with labels.
+            stream: returns the random stream for some initial weights. The stream for the purpose "classifier" is equal
+                at all clients with labels.
         """
         super().__init__()
         self.config = config
@@ -53,8 +54,8 @@ class ClientModel(nn.Module):
         wide = config.hidden * make_aggregation(config, num_clients).widening
         widths = [config.hidden if self.backbone.has_encoder else num_features]
         widths += [wide if layer in self.aggregation_layers else config.hidden for layer in range(config.num_layers)]
-        # Layers of other libraries draw their weights from torch's global generator. It is seeded before each layer,
-        # and a lock makes clients in several threads build their layers one after the other.
+        # Layers of other libraries draw their weights from torch's global generator. So it is seeded before each layer.
+        # A lock prevents clients in several threads from building layers at the same time.
         with TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
             seed_torch_generator(stream("weights", ENCODER))
             self.encoder = Projection(num_features, config.hidden) if self.backbone.has_encoder else None
@@ -83,7 +84,7 @@ class ClientModel(nn.Module):
         return initial, initial
 
     def layer_input(self, layer: int, hidden: Hidden, dropout: Dropout) -> Hidden:
-        """Normalise and drop the input of layer l (l = L is the classifier)."""
+        """Apply normalisation and dropout to the input of layer l (l = L is the classifier)."""
         if self.norms is not None and layer > 0:
             hidden = self.norms[layer - 1](hidden)
         return dropout(hidden, layer)
@@ -123,7 +124,7 @@ def draw_classifier(stream: Stream, width: int, num_outputs: int) -> Projection:
 
 
 def find_input_scale(config: ModelConfig, mean_length: float) -> float:
-    """Return the factor for the features. "auto" scales the mean length of the rows that are not zero to 3."""
+    """Return the factor for the features. With "auto", the mean length of the nonzero rows becomes TYPICAL_NORM."""
     if config.input_scale != "auto":
         return config.input_scale
     return TYPICAL_NORM / mean_length if mean_length else 1.0

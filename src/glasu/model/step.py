@@ -1,8 +1,8 @@
 """One pass through the layers of a client: forward and, in training, backward.
 
-A step only computes. The protocol exchanges tensors between the layers. There are three implementations: `AutogradStep`
-works for any backbone, `fused.gcnii.FusedStep` is faster for gcnii, and `exact.ExactInference` is a forward pass over
-all nodes without sampling.
+A step only computes; the scripts of the protocol exchange tensors between the layers. There are three implementations:
+`AutogradStep` works for any backbone, `fused.gcnii.FusedStep` is faster for gcnii, and `exact.ExactInference` is a
+forward pass over all nodes without sampling.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForwardStep(ABC):
     def layer_in_parts(
         self, layer: int, hidden: Any, report: Callable[[float], ProgressEvent]
     ) -> Generator[ProgressEvent, None, Tensor]:
-        """Return H_m^+[l], given H_m[l]. After each part of a long computation, it yields `report(share done)`."""
+        """Return H_m^+[l], given H_m[l]. During a long computation, yield `report(completed share)` now and then."""
 
     @abstractmethod
     def logits(self, joint: Tensor) -> Tensor:
@@ -55,12 +55,15 @@ class ForwardStep(ABC):
 
 
 class Step(ForwardStep):
-    """A training step. Backward: `begin_backward`, `backward_classifier`, `backward_layer` L-1..0, `backward_encoder`.
+    """A training step. Its backward pass consists of several calls.
+
+    The order of the calls is `begin_backward`, `backward_classifier`, `backward_layer` for the layers L-1..0,
+    `backward_encoder`.
 
     After the backward pass, the `pending` weights have gradients. The other weights are already updated.
     """
 
-    pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still change
+    pending: Sequence[slice] = ALL  # parts of the weight vector that the optimizer must still update
 
     def __init__(self, inputs: Inputs, dropout: Dropout) -> None:
         self.inputs, self.dropout = inputs, dropout
@@ -86,7 +89,7 @@ class Step(ForwardStep):
 
     @abstractmethod
     def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
-        """Return the gradient at H_m[l], given the gradient at H_m^+[l]; None if H_m[l] is the features."""
+        """Return the gradient at H_m[l], given the gradient at H_m^+[l]; None if H_m[l] contains the features."""
 
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:
@@ -175,7 +178,7 @@ StepMaker = Callable[[Inputs, Dropout], Step]
 
 
 class Steps:
-    """Makes the steps of one client: fused steps if the backbone has them for this model, else autograd steps."""
+    """Makes the steps of one client: fused steps if the backbone supports them for this model, else autograd steps."""
 
     def __init__(self, model: ClientModel, optimizer: Optimizer) -> None:
         self.model = model
@@ -185,7 +188,7 @@ class Steps:
 
     def make(self, inputs: Inputs, dropout: Dropout, *, recording: bool = True) -> Step:
         """Return a step; pass `recording=False` if no backward pass will follow."""
-        # A fused step multiplies sparse blocks. If a block has a dense copy, the dense product of autograd is faster.
+        # A fused step multiplies sparse blocks only. If a block has a dense copy, an autograd step is faster.
         if self._fused is not None and all(block.dense is None for block in inputs.blocks):
             return self._fused(inputs, dropout)
         return AutogradStep(self.model, inputs, dropout, recording=recording)

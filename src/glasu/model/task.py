@@ -1,6 +1,6 @@
 """Tasks: the loss, the metrics and the form of labels and predictions.
 
-This module imports without torch. The server reads the metric names, the selecting score and the check of scores.
+The server, which has no torch, imports this module. It uses the metric names, `selection_score` and `find_score_error`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from glasu.data.tables import Columns
 
 ScoreRows = NDArray[Any]  # shape (n, `Task.num_scores`): one row per node
-# Bound of a standardised prediction that a client releases. Standardised labels of up to 10,000 nodes never exceed it.
+# Bound on the absolute value of a standardised prediction that a client releases. If there are at most 10,000 labels,
+# no standardised label exceeds it.
 MAX_DEVIATIONS = 100.0
 MIN_JUDGED = 20  # on fewer nodes, even a good model may be no better than the most frequent class
 
@@ -45,8 +46,9 @@ class Metric:
     def standard_error(self, value: float, count: int) -> float:
         """Return a standard error of the metric on `count` nodes.
 
-        For a share of nodes, it is the error of a binomial proportion with one success and one failure added. For ROC
-        AUC and R2, it is the largest error that a share can have, so that a small difference decides nothing.
+        For a share of nodes, it is the standard error of a binomial proportion after adding one success and one
+        failure. For other metrics, such as ROC AUC and R2, it is the largest standard error of a share,
+        0.5 / sqrt(count), so that a small difference between two models is not significant.
         """
         if not self.is_share or math.isnan(value):
             return 0.5 / math.sqrt(max(count, 1))
@@ -60,7 +62,7 @@ class Metric:
         return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
 
     def format_difference(self, value: float, other: float) -> str:
-        """Format the difference of two formatted values, so that the three shown numbers agree."""
+        """Format `value - other`. The rounded values are subtracted, so that the three displayed numbers agree."""
         if math.isnan(value) or math.isnan(other):
             return "-"
         shown, less = (float(self.format(each).removesuffix(" %")) for each in (value, other))
@@ -81,23 +83,23 @@ R2 = Metric("r2", "R2", is_share=False, can_be_undefined=True)  # undefined with
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Examples to learn from or to predict, and the nodes whose rows of H[L] the head reads for them."""
+    """Examples to learn from or to predict, and the nodes whose rows of H[L] the head reads for these examples."""
 
     nodes: NDArray[np.int64]  # S[L]
     examples: NDArray[np.int64]  # positions in the labels; they have no meaning at a client without labels
-    rows: NDArray[np.int64] | None = None  # (n,) or (n, k): the rows that each example reads; None: example i, row i
+    rows: NDArray[np.int64] | None = None  # (n,) or (n, k): the rows of each example; None: example i has row i
 
     @classmethod
     def of_nodes(cls, nodes: NDArray[np.int64]) -> Targets:
-        """Return targets of which every example is a node."""
+        """Return targets whose examples are the nodes themselves."""
         return cls(nodes, nodes)
 
     def read_rows(self, outputs: Tensor) -> Tensor:
-        """Return the outputs of the head that each example reads, given the outputs at the nodes."""
+        """Return the head's outputs for each example, given its outputs at the nodes."""
         return outputs if self.rows is None else outputs[self.rows]
 
     def add_rows(self, gradient: Tensor) -> Tensor:
-        """Return the gradient at the outputs for the nodes, given the gradient at the result of `read_rows`."""
+        """Return the gradient at the outputs for the nodes, given the gradient at the outputs for the examples."""
         import torch
 
         if self.rows is None:
@@ -109,15 +111,15 @@ class Targets:
 class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
-    metrics: ClassVar[tuple[Metric, ...]]  # the order in messages; reports list the first for every client
+    metrics: ClassVar[tuple[Metric, ...]]  # in the order of messages; reports list the first metric for every client
     selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
-    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric selects
-    scored_by: ClassVar[Metric] = ACCURACY  # the result of `score` of an estimator, as scikit-learn defines it
+    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the model with the lowest value is selected
+    scored_by: ClassVar[Metric] = ACCURACY  # the metric that `score` of an estimator returns, as in scikit-learn
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form
     scores_name: ClassVar[str] = "class probabilities"  # for errors
-    has_classes: ClassVar[bool] = True  # labels are drawn from a finite set
-    examples_are_nodes: ClassVar[bool] = True  # example i is node i; otherwise override `find_targets`
+    has_classes: ClassVar[bool] = True  # whether labels come from a finite set
+    examples_are_nodes: ClassVar[bool] = True  # whether example i is node i; if not, override `find_targets`
     takes_class_weights: ClassVar[bool] = False  # whether `train.class_weights` has an effect
     scale: Tensor | None = None  # mean and deviation of numeric labels; a client saves it with its weights
 
@@ -125,10 +127,10 @@ class Task(ABC):
 
     @abstractmethod
     def accepts(self, labels: Labels, classes: Sequence[str]) -> bool:
-        """Return whether labels have the form of this task."""
+        """Return whether labels have the form that this task requires."""
 
     def fit(self, labels: Labels, classes: Sequence[str], train: TrainConfig) -> None:
-        """Compute values that the loss needs from the known training labels. A client with labels calls this once."""
+        """Compute constants of the loss from the known training labels. A client with labels calls this once."""
         return  # by default the loss needs nothing
 
     @abstractmethod
@@ -136,17 +138,17 @@ class Task(ABC):
         """Return labels that are all unknown (-1 or NaN), for predictions without labels."""
 
     def training_examples(self, labels: Labels, split: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the examples of the training split that the task can learn from: those with a known label.
+        """Return the examples of the training split that have a known label.
 
-        Splits hold examples. An example is a position in the labels.
+        A split is an array of examples. An example is a position in the labels.
         """
         examples: NDArray[np.int64] = split[have_labels(labels[split])]
         return examples
 
     def find_targets(self, party: PartyData, examples: NDArray[np.int64]) -> Targets:
-        """Return these examples with the nodes whose H[L] the head reads. Here every example is a node.
+        """Return these examples with the nodes whose rows of H[L] the head reads. By default every example is a node.
 
-        An override returns sorted, distinct nodes. It is also called without examples, at clients without labels.
+        An override must return sorted, distinct nodes. A client without labels calls it with an empty array.
         """
         return Targets.of_nodes(examples)
 
@@ -165,7 +167,7 @@ class Task(ABC):
         return torch.from_numpy(labels)
 
     def label_scores(self, labels: Labels, classes: Sequence[str]) -> ScoreRows:
-        """Return the scores of a prediction that is correct with certainty, one row per label."""
+        """Return the scores of a prediction that gives each label with certainty, one row per label."""
         return labels.reshape(len(labels), -1).astype(np.float64)
 
     # Loss and scores.
@@ -179,23 +181,23 @@ class Task(ABC):
         """Return the scores that a client releases instead of its logits, for example class probabilities."""
 
     def convert_scores(self, scores: ScoreRows) -> ScoreRows:
-        """Return the mean of released scores in the unit of the labels. Metrics and predictions use the result."""
+        """Convert scores to the unit of the labels. Metrics and predictions use the result."""
         return scores
 
     @abstractmethod
     def find_score_error(self, scores: ScoreRows) -> str:
         """Return the reason why `scores` are invalid for this task, or an empty string.
 
-        Bounds allow for rounding in the precision of `scores`. One party that sends 1e30 would otherwise decide every
-        mean, and with it every prediction and the selected model.
+        The bounds allow for rounding errors in the precision of `scores`. Without this check, a party that sends 1e30
+        would determine every mean, and so every prediction and the selected model.
         """
 
     def repair_scores(self, scores: ScoreRows) -> ScoreRows:
-        """Return the valid scores nearest to noisy ones; `find_score_error` accepts the result."""
+        """Return the valid scores that are nearest to noisy scores. `find_score_error` accepts the result."""
         return np.clip(scores, 0.0, 1.0)
 
     def evaluate(self, scores: ScoreRows, labels: Labels) -> dict[str, float]:
-        """Return the metrics in the order of `self.metrics`. Nodes with an unknown label do not count."""
+        """Return the metrics in the order of `self.metrics`. Nodes with an unknown label are ignored."""
         known = have_labels(labels)
         if not known.any():
             return {metric.name: math.nan for metric in self.metrics}
@@ -211,14 +213,14 @@ class Task(ABC):
         return -metrics.get(self.falls_back_to.name, math.nan) if math.isnan(score) else score
 
     def is_collapsed(self, metrics: Mapping[str, float], labels: Labels, classes: Sequence[str]) -> bool:
-        """Return whether a model has learned nothing: it is no better than the same prediction for every node.
+        """Return whether a model has learned nothing: it is no better than one constant prediction for all nodes.
 
-        That prediction is the mean of the labels, for example the most frequent class. "Better" means by more than one
-        standard error.
+        The constant prediction is the mean of the labels. If nodes have one class each, it predicts the most frequent
+        class. A model is better if its metric is larger by more than one standard error.
 
         Args:
             metrics: the metrics of the model on nodes with these labels.
-            labels: the labels; unknown ones do not count.
+            labels: the labels. Unknown labels are ignored.
             classes: the names of the classes.
         """
         labels = labels[have_labels(labels)]
@@ -233,7 +235,7 @@ class Task(ABC):
 
     @abstractmethod
     def predict(self, scores: ScoreRows, classes: Sequence[str]) -> NDArray[Any]:
-        """Return the predictions for Python, one row per node."""
+        """Return the predictions that the Python API shows, one row per node."""
 
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> Columns:
         """Return the columns of a table of predictions, without the ids."""
@@ -242,7 +244,7 @@ class Task(ABC):
 
 
 class Multiclass(Task):
-    """Every node has one class: softmax and cross-entropy."""
+    """Every node has one class. The loss is the cross-entropy of a softmax."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (ACCURACY, MACRO_F1, LOSS)
     selected_by = ACCURACY
@@ -287,7 +289,10 @@ class Multiclass(Task):
         return ""
 
     def repair_scores(self, scores: ScoreRows) -> ScoreRows:
-        """Project rows onto the simplex: subtract one number from a row and cut at 0, so that the sum is 1."""
+        """Project rows onto the simplex: subtract a constant from each row and set negative values to 0.
+
+        The constant is chosen so that the row then sums to 1.
+        """
         falling = -np.sort(-scores, axis=1)
         excess = (np.cumsum(falling, axis=1) - 1) / np.arange(1, scores.shape[1] + 1)
         last = np.count_nonzero(falling > excess, axis=1) - 1
@@ -316,10 +321,10 @@ class Multiclass(Task):
 
 
 class Binary(Multiclass):
-    """Every node has one of two classes: one logit, a sigmoid and the binary cross-entropy.
+    """Every node has one of two classes. The model has one logit, and the loss is the binary cross-entropy.
 
-    The logit belongs to the second class, which is the positive class. This is equivalent to two logits of which the
-    first is always 0, so losses, scores and checks are the same as in `Multiclass`.
+    The logit belongs to the second class, which is the positive class. It is equivalent to two logits, the first of
+    which is always 0. So losses, scores and checks are inherited from `Multiclass`.
     """
 
     metrics = (ROC_AUC, AVERAGE_PRECISION, ACCURACY, MACRO_F1, LOSS)
@@ -345,7 +350,7 @@ class Binary(Multiclass):
 
 
 class Multilabel(Task):
-    """Every node has any number of classes: a sigmoid and a binary cross-entropy per class.
+    """Every node has any number of classes. The loss is the mean binary cross-entropy of the classes.
 
     The accuracy is the share of correct yes-or-no decisions.
     """
@@ -396,10 +401,10 @@ class Multilabel(Task):
 
 
 class Regression(Task):
-    """Every node has a number: the squared error of standardised labels, z = (y - mean) / deviation.
+    """Every node has a number. The loss is the squared error of standardised labels, z = (y - mean) / deviation.
 
-    Mean and deviation are those of the training labels, so the loss does not depend on their unit. A client releases
-    standardised predictions, whose range the server can check without knowing the labels.
+    Mean and deviation are computed from the training labels, so the loss does not depend on the unit of the labels. A
+    client releases standardised predictions. The server can check their range without knowing the labels.
     """
 
     metrics = (R2, MSE)
@@ -441,7 +446,7 @@ class Regression(Task):
         return float(error.square().mean()), error * (2 / len(error))
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return standardised predictions in -100..100. NaN and infinity stay, because they mean divergence."""
+        """Return standardised predictions, clamped to -100..100. NaN and infinity are kept as signs of divergence."""
         return logits.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).where(logits.isfinite(), logits)
 
     def convert_scores(self, scores: ScoreRows) -> ScoreRows:
@@ -462,7 +467,7 @@ class Regression(Task):
             r2 = math.nan
         elif spread.any():
             r2 = float(1 - error.sum() / spread.sum())
-        else:  # all labels are equal; these values are scikit-learn's
+        else:  # all labels are equal; scikit-learn returns the same values
             r2 = 0.0 if error.any() else 1.0
         return {"r2": r2, "mse": float(error.mean())}
 
@@ -495,7 +500,7 @@ def make_task(train: TrainConfig) -> Task:
 def measure_ranking(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> dict[str, float]:
     """Return the area under the ROC curve and the average precision. Nodes with equal scores share a threshold.
 
-    Without a positive or a negative node, the area is undefined (NaN); without a positive node, the precision is 0.
+    If all nodes are positive or all are negative, the area is undefined (NaN). If none is positive, the precision is 0.
     """
     _, place = np.unique(-scores, return_inverse=True)  # thresholds, from the largest score down
     hits = np.bincount(place, positive).astype(np.int64)
@@ -514,7 +519,8 @@ def _weigh_classes(
 ) -> NDArray[np.float64]:
     """Return the weights of the classes, scaled so that their mean over the labels is 1.
 
-    "balanced" gives a class the weight n / (number of classes that occur * number of its labels), as scikit-learn does.
+    "balanced" gives a class the weight n / (number of classes that occur * number of labels in this class). This is
+    scikit-learn's definition.
     """
     counts = np.bincount(labels, minlength=num_classes)
     if isinstance(weights, str):

@@ -8,7 +8,7 @@ HIGHEST_PORT = 65535
 
 
 def check_address(address: str, option: str) -> str:
-    """Check an address host:port and return it; an error names the option that set it."""
+    """Check an address of the form host:port and return it. `option` is the command-line option, for errors."""
     scheme, slashes, _ = address.rpartition("://")
     if slashes:
         raise ConfigError(f"{option} {address}: give host:port without {scheme}://, for example localhost:9443.")

@@ -1,4 +1,4 @@
-"""The server's side of the handshake: it decides which process of a party may take part."""
+"""The server's side of the handshake: decide which process of a party is admitted to the run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from glasu.records import to_plain
 
 
 class Admission:
-    """Keeps the facts and statements of the admitted processes.
+    """Decides which processes are admitted, and keeps their facts and statements.
 
-    The policy decides what happens to a process that differs from the run, the server or another party. Under every
-    policy, a process must have the purpose of the server and compare its ids when the server asks.
+    If a process differs from the run, the server or another party, the policy decides what happens. Under every policy,
+    a process must have the same purpose as the server, and must compare its ids when the server asks.
     """
 
     def __init__(self, served: ServedRun, policy: AdmissionPolicy) -> None:
@@ -41,11 +41,11 @@ class Admission:
         self._served, self._policy = served, policy
         self._stated: dict[str, Facts] = {}  # facts of the admitted processes, by party
         self.statements: dict[str, StatementPayload] = {}  # by party
-        # The party that compares its ids now, and the shares with which it does so.
+        # The party that was asked to compare its ids, and the key shares that it received for this.
         self._asked: tuple[str, dict[str, IdShare]] = ("", {})
 
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
-        """Admit a process and return its welcome, or raise RefusalError. A recorded admission is durable."""
+        """Admit a process and return its welcome, or raise RefusalError. The policy may record the process durably."""
         stated, served = read_payload(HelloPayload, hello, f"the hello of party {party!r}"), self._served
         refuse_differences(party, stated.facts, {THE_SERVER: served.facts}, ("purpose",))
         self._policy.admit(party, stated, self._others(party), closing=closing)
@@ -62,7 +62,7 @@ class Admission:
         )
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
-        """Check the statement of a party that is ready to run; return warnings for the logs, or raise RefusalError."""
+        """Check the statement of a party that is ready to run. Return warnings for the logs, or raise RefusalError."""
         stated = read_payload(StatementPayload, statement, f"the statement of party {party!r}")
         self._policy.check_facts(party, stated.facts, self._others(party))
         self._refuse_missing_tags(party, stated.facts)
@@ -71,10 +71,10 @@ class Admission:
         return lines
 
     def collect_statements(self, present: Sequence[str]) -> dict[str, StatementPayload]:
-        """Return the statements of the parties of an attempt, in the same order.
+        """Return the statements of the present parties, in the same order.
 
         Raises:
-            RestartAttempt: a process connected after the session had gathered the parties; its statement is missing.
+            RestartAttempt: a statement is missing, because a process connected after the parties were gathered.
         """
         statements = dict(self.statements)
         if not statements.keys() >= set(present):
@@ -88,7 +88,7 @@ class Admission:
         self._policy.withdraw(party)
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
-        """Return the first party, in the order of admission, that lacks an HMAC for another party, and all shares."""
+        """Return the first admitted party that has stated no HMACs for another party, and the shares of all parties."""
         known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
         if not pairs:
@@ -101,7 +101,7 @@ class Admission:
         self._policy.record_attempt()
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return the reason why these parties cannot continue without the missing ones; None if they can."""
+        """If the present parties cannot continue alone, return the reason as a sentence, otherwise None."""
         if self._served.purpose.absence_error is not None:
             return self._served.purpose.absence_error
         try:

@@ -1,10 +1,10 @@
-"""What the server does with a process that differs from the run: the policies `Refuse` and `Collect`.
+"""What the server does with a process that does not fit the run: the policies `Refuse` and `Collect`.
 
-policy     a difference                        the admitted process       used by
-Refuse     raises RefusalError                 is durable (fencing)       training, prediction, alignment
-Collect    becomes a finding of the diagnosis  is not recorded            dry run
+policy     a difference                        the admitted process            used by
+Refuse     raises RefusalError                 is recorded durably (fencing)   training, prediction, alignment
+Collect    becomes a finding of the diagnosis  is not recorded                 dry run
 
-The rules are the same: `compatibility.py` lists them once.
+Both policies use the rules in `compatibility.py`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ServedRun:
 
 
 class AdmissionPolicy:
-    """Decides how the server treats a process that differs from the run, and records the process.
+    """Decides what the server does with a process that does not fit the run, and records admitted processes.
 
-    The methods of this class refuse and record nothing.
+    The methods of this class admit every process and record nothing.
     """
 
     def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
@@ -60,17 +60,18 @@ class AdmissionPolicy:
         """
 
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
-        """Compare all facts of a prepared party with those of the server and of the other parties."""
+        """Compare all facts of a prepared party with the facts of the server and of the other parties."""
 
     def check_statement(
         self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
     ) -> Sequence[str]:
-        """Check the other parts of a statement; return warnings for the logs.
+        """Check the parts of a statement that are not facts; return warnings for the logs.
 
         Args:
             party: the party that is prepared.
             stated: its statement.
-            earlier: the statements of the prepared parties, by name, perhaps with an earlier one of this party.
+            earlier: the statements of the parties that are prepared, by name. This party's previous statement may be
+                among them.
         """
         return ()
 
@@ -97,7 +98,7 @@ class Collect(AdmissionPolicy):
 
 
 class Refuse(AdmissionPolicy):
-    """Refuse the first difference, and record the admitted process durably."""
+    """Refuse a process at the first difference, and record each admitted process durably."""
 
     def __init__(self, served: ServedRun, fence: Fence, recorded_heads: RecordedHeads) -> None:
         """Refuse processes that do not fit a run.
@@ -120,8 +121,8 @@ class Refuse(AdmissionPolicy):
             self._check_rounds(hello)
         elif hello.finished is None:
             raise RefusalError(Code.RUN_FINISHED, self._served.purpose.finished_answer)
-        # Durable before the welcome is sent: a server that crashed after sending it would otherwise admit an older
-        # process, and two processes of the party would take part in the run.
+        # The record must be durable before the welcome is sent. Otherwise a server that crashes after sending it could
+        # admit an older process after its restart, and two processes of the party would take part in the run.
         self._fence.admit(party, hello.process)
 
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
@@ -133,7 +134,7 @@ class Refuse(AdmissionPolicy):
     def check_statement(
         self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
     ) -> Sequence[str]:
-        """Raise RefusalError if the settings or the ledger do not fit; the first time, return warnings about builds."""
+        """Raise RefusalError if the settings or the ledger do not fit. Return warnings at a party's first statement."""
         self._check_settings(party, stated)
         if stated.ledger is None:
             raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")
@@ -144,7 +145,7 @@ class Refuse(AdmissionPolicy):
         return describe_builds(party, stated.facts, known)
 
     def withdraw(self, party: str) -> None:
-        """Restore the process before the admitted one, unless an attempt has begun."""
+        """Forget the admitted process and restore the previous one, unless an attempt has begun."""
         self._fence.withdraw(party)
 
     def record_attempt(self) -> None:
@@ -156,13 +157,13 @@ class Refuse(AdmissionPolicy):
         if hello.only not in (None, run):
             raise RefusalError(
                 Code.UNWANTED_RUN,
-                f"it was started for run {make_printable(hello.only, 64)} (--run), and this is run {run}. Check the "
+                f"it was started for run {make_printable(hello.only, 64)} (--run), but this is run {run}. Check the "
                 "address of the server and the id of the run.",
             )
         if hello.run not in (None, run):
             raise RefusalError(
                 Code.OTHER_RUN,
-                f"its --out folder holds a part of run {make_printable(hello.run, 64)}, and this server serves run "
+                f"its --out folder holds a part of run {make_printable(hello.run, 64)}, but this server serves run "
                 f"{run}. Check the server's --out. To take part in the new run, choose another --out at this party, or "
                 "start over there with --fresh.",
             )
@@ -172,15 +173,16 @@ class Refuse(AdmissionPolicy):
         if hello.fresh and (saved := max(own, default=0)):
             raise RefusalError(
                 Code.RUN_STARTED,
-                f"it wants to start over (--fresh), and this run is past round {saved}; nothing was removed. To "
+                f"it wants to start over (--fresh), but this run is past round {saved}; nothing was removed. To "
                 "continue, remove --fresh at this party. To start over, start the server with --fresh as well.",
             )
         if not set(hello.rounds) & set(own):
             here, there = (", ".join(map(str, rounds)) or "none" for rounds in (own, hello.rounds))
             raise RefusalError(
                 Code.NO_COMMON_CHECKPOINT,
-                f"its intact checkpoints are of rounds: {there}; the server's: {here}; none in common. Restore the "
-                "--out folder that lost its checkpoints, or start over with --fresh at the server and at every party.",
+                f"it has no intact checkpoint in common with the server (rounds at the party: {there}; at the server: "
+                f"{here}). Restore the --out folder that lost its checkpoints, or start over with --fresh at the "
+                "server and at every party.",
             )
 
     def _check_settings(self, party: str, stated: StatementPayload) -> None:
@@ -188,10 +190,10 @@ class Refuse(AdmissionPolicy):
         offered = self._served.config
         try:
             config = offered if nodes is None else resolve(offered, nodes)[0]
-        except ConfigError as error:  # no settings fit a graph of this size
+        except ConfigError as error:  # the settings do not fit a graph of this size
             raise RefusalError(Code.INVALID_SETTINGS, error.public_message) from None
         if stated.digest == config.digest():
             return
         differences = compare_settings({THE_SERVER: config.flatten(), party: stated.settings})
-        refuse_settings(differences, f"it would run other settings: {{}}; {SAME_VERSION}")
+        refuse_settings(differences, f"it would run with different settings: {{}}; {SAME_VERSION}")
         raise RefusalError(Code.DIFFERENT_SETTINGS, f"the digests of the settings differ; {SAME_VERSION}")

@@ -33,7 +33,7 @@ from glasu.wire.message_key import ATTEMPTS
 
 @dataclass(frozen=True)
 class AlignedFolder:
-    """A folder that was aligned."""
+    """The result of an alignment at one party."""
 
     party: str
     file: Path
@@ -51,8 +51,8 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
 
         Args:
             options: the options of the command.
-            max_ids: the size of the largest set that this party accepts from another party.
-            secret: the bytes from which this party's scalars are derived; None: new random bytes.
+            max_ids: the maximum number of ids that this party accepts from another party.
+            secret: bytes from which the scalars for blinding this party's ids are derived; None: new random bytes.
         """
         self.manifest, self.ids = read_normalized_ids(options.out)
         super().__init__(options, self.manifest.name, ALIGNING)
@@ -62,7 +62,7 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
         self._aligned: AlignedFolder | None = None
 
     def facts(self) -> Facts:
-        """Return the facts of this party. About its ids they state only the rules that normalised them."""
+        """Return the facts of this party. The only fact about its ids is how they were normalised."""
         return collect_server_facts(self.purpose, id_rules=str(self.manifest.id_rules))
 
     def accept(self, offered: WelcomePayload) -> None:
@@ -82,12 +82,12 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
         self._offered = offered, config, limit_sets(limits, self.options.policy)
 
     def scope(self) -> LedgerScope:
-        """Return the scope of this alignment, which belongs to no training."""
+        """Return the scope of the ledger entries. An alignment belongs to no training."""
         offered, config, _ = self._require_offer()
         return LedgerScope(offered.run, "", self.purpose.name, config.digest())
 
     def settings(self) -> RunConfig:
-        """Return the settings that the server offered, which are part of the statement."""
+        """Return the settings that the server offered, for this party's statement."""
         return self._require_offer()[1]
 
     def _require_offer(self) -> tuple[WelcomePayload, RunConfig, SetLimits]:

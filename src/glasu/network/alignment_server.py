@@ -27,7 +27,7 @@ from glasu.wire.message_key import RUN_BYTES, SERVER
 
 @dataclass(frozen=True)
 class Overlap(JsonRecord):
-    """The number of ids that exactly these parties have."""
+    """The number of ids that these parties have and no other party has."""
 
     parties: tuple[str, ...]
     ids: int
@@ -35,7 +35,7 @@ class Overlap(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReport(JsonRecord):
-    """alignment.json of a server: everything that it learns from an alignment."""
+    """The content of a server's alignment.json: everything that the server learns from an alignment."""
 
     parties: tuple[str, ...]
     common: int  # ids that all parties have
@@ -53,7 +53,7 @@ class AlignmentReport(JsonRecord):
 
 
 def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...]:
-    """Return the overlaps with the names of the parties, the largest groups first."""
+    """Return the overlaps with the names of the parties. The largest groups of parties come first."""
     groups = sorted(found.overlaps.items(), key=lambda item: (-len(item[0]), item[0]))
     return tuple(Overlap(tuple(names[client] for client in group), count) for group, count in groups)
 
@@ -67,8 +67,8 @@ class AlignmentServer(ScriptPurpose[AlignmentReport]):
         """Check the settings and the installation.
 
         Args:
-            options: the options of the command. The only setting in use is `wire.chunk_rows`.
-            max_ids: the size of the largest set that the server accepts.
+            options: the options of the command. Of the settings, only `wire.chunk_rows` is used.
+            max_ids: the maximum number of ids that the server accepts from one party.
         """
         load_group()
         config = prepare_config_for_network(options.config, options.kit.roster)

@@ -1,7 +1,7 @@
 """A party's session with the server. Messages are neither lost nor repeated when the stream breaks.
 
-open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_attempt. `receive` may raise
-NewAttempt: load the proposed checkpoint and confirm again.
+open -> prepare -> await_attempt -> confirm -> send, receive ... -> finish -> await_attempt. If `receive` raises
+NewAttempt, the caller must load the proposed checkpoint and confirm again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Receive
 
-CLOSED_WITHIN = 2.0  # seconds to wait for the end of a stream to reach the server
+CLOSED_WITHIN = 2.0  # seconds to wait until the stream has ended, so that the server receives the last frame
 REASON_SENT_WITHIN = 10.0  # seconds to wait until the reason for a failure is sent
 ENDED = (PeerState.CLOSED, PeerState.REFUSED, PeerState.FAILED)
 
@@ -59,7 +59,7 @@ class ClientSession:
         """State the settings and checkpoints of this party.
 
         Args:
-            check_limits: refuses a message, by its header and size, that is too long for this run.
+            check_limits: refuses a message that is too long for this run, from its header and size.
         """
         self._check_limits = check_limits
         self._state_again()
@@ -67,7 +67,7 @@ class ClientSession:
     def await_attempt(self) -> ProposedAttempt | None:
         """Wait until the server proposes an attempt to all parties; None: the run is complete.
 
-        After `finish`, another party may need this one to repeat its last steps.
+        Even after `finish`, another attempt may follow, for example if another party restarts.
         """
         try:
             while self._machine.state is not PeerState.CLOSED:
@@ -88,9 +88,9 @@ class ClientSession:
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages; wait while the window is full.
 
-        It does not wait if the inbound queue is full as well. In this case the server may be waiting for this party to
-        read, and only `receive` reads, so both sides would wait for each other. The messages then stay in this party's
-        memory.
+        If the inbox is full as well, `send` does not wait, because the server may be waiting for this party to empty
+        the inbox. Only `receive` empties it, so both sides would wait for each other. Instead, the messages stay in the
+        memory of this party.
         """
         connection, contents = self.connection, [encode(message) for message in messages]
         renewed = connection.wait_until(
@@ -105,7 +105,7 @@ class ClientSession:
             connection.changed.notify_all()
 
     def receive(self, expected: Receive) -> Message:
-        """Return the next message from the server, which must be the expected one."""
+        """Return the next message from the server. It must match `expected`."""
         what = f"for {expected}"
         while True:
             message = self._take_frame(expected, what)
@@ -152,9 +152,9 @@ class ClientSession:
             self._state_again()
 
     def _decline(self, error: GlasuError) -> None:
-        """Decline the server's offer with a reason; the other parties keep waiting for this one.
+        """Decline the server's offer and send the reason. The run keeps waiting for this party.
 
-        Settings that differ are shown at the server and at this party.
+        If settings differ, a table of them is logged here and at the server.
         """
         table = error.table if isinstance(error, RefusalError) else ()
         message = control.Declined(error.code, error.public_message, table)
@@ -168,7 +168,7 @@ class ClientSession:
         self._send_control(control.Statement(self._handshake.statement()))
 
     def _take_frame(self, expected: Receive | None, what: str) -> Message | None:
-        """Take the next frame; return the message that it completes, if one is expected."""
+        """Process the next frame. If it completes a message, return the message, otherwise None."""
         frame = self.connection.take(what)
         if isinstance(frame, control.Welcome):
             self._renew(frame)
@@ -186,7 +186,7 @@ class ClientSession:
             raise ProtocolError(f"from the server, while waiting {what}: {error}") from None
 
     def _admit(self, expected: Receive | None, head: Head, size: int) -> None:
-        """Refuse a message that is not expected, by its header, before memory is allocated for it."""
+        """Check the header of a message, and refuse an unexpected one before memory is allocated for it."""
         if expected is None or self._check_limits is None:
             raise ProtocolError(f"expected no message, got {head}.")
         expected.check(head.kind, head.key)

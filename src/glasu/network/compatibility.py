@@ -1,7 +1,7 @@
 """Compare the facts and settings of all roles before a run begins. Torch is not loaded here.
 
 There is one list of rules and two policies (`admission_policy.py`). Training, prediction and alignment refuse the first
-role that differs. The dry run collects all differences as findings; it refuses only another purpose.
+role that differs. The dry run collects all differences as findings; it refuses only a role with another purpose.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FactRule:
-    """Facts that must be equal for every role that states them."""
+    """Facts that must be equal at all roles. A role that does not state a fact is not compared."""
 
-    check: str  # name of the check; its rules are ordered, because breaking one often breaks later ones
+    check: str  # name of the check; if several of its rules are broken, the first one is often the cause of the rest
     facts: tuple[str, ...]
     remedy: str = ""
     level: Level = "bad"  # the level of a difference
@@ -55,7 +55,7 @@ RULES = (
     FactRule(
         "purpose",
         ("purpose",),
-        "start commands of one purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
+        "start commands with the same purpose everywhere: glasu doctor; or glasu serve and glasu join, all with or all "
         "without --predict; or glasu serve --align and glasu align",
         code=Code.OTHER_PURPOSE,
     ),
@@ -64,27 +64,28 @@ RULES = (
     FactRule(
         "training",
         ("training", "selected"),
-        "the --out folder belongs to another training; give the folder of the training that the server predicts with",
+        "the --out folder belongs to another training; give the folder of the training that the server uses",
     ),
     FactRule("parties", ("parties",)),
-    FactRule("ids", ("id_rules",), "set id_unicode, id_case and id_whitespace in party.toml alike at all parties"),
+    FactRule("ids", ("id_rules",), "use the same id_unicode, id_case and id_whitespace in party.toml at all parties"),
     FactRule(
         "ids",
         ("alignment",),
         "the parties are not aligned with each other: run glasu align at every party, or remove alignment.parquet at "
         "every party",
     ),
-    FactRule("ids", ("id_kind",), "write the ids alike everywhere, or set id_type in party.toml"),
+    FactRule("ids", ("id_kind",), "write the ids in the same form everywhere, or set id_type in party.toml"),
     FactRule(
         "ids",
         ("nodes", "id_set"),
-        "the sets of ids differ: run glasu align at every party, or list only the common ids everywhere, in one order",
+        "the sets of ids differ: run glasu align at every party, or list only the common ids, in the same order, "
+        "everywhere",
     ),
     FactRule(
         "ids",
         ("id_order",),
-        "the ids are the same, but in another order: run glasu align at every party, or list them in one order "
-        "everywhere, for example sorted",
+        "the ids are the same, but in another order: run glasu align at every party, or list them in the same "
+        "order everywhere, for example sorted",
     ),
     FactRule(
         "labels",
@@ -128,7 +129,7 @@ def refuse_differences(party: str, facts: Facts, others: Mapping[str, Facts], ch
         party: the party that joins.
         facts: the facts of this party.
         others: the facts of the server and of the other parties, by name; compared in this order.
-        checks: the rules that are applied.
+        checks: the names of the checks to make.
     """
     for other, stated in others.items():
         found = compare_facts({other: stated, party: facts}, checks)
@@ -158,18 +159,18 @@ def refuse_missing_facts(purpose: Purpose, party: str, facts: Facts, server: Fac
 
 
 def describe_builds(party: str, facts: Facts, others: Mapping[str, Facts]) -> list[str]:
-    """Return a warning for each other role that has the same versions as a party, but different builds."""
+    """Return a warning for each other role whose builds of numpy or torch differ from the builds of a party."""
     found = {other: compare_facts({other: stated, party: facts}, ("builds",)) for other, stated in others.items()}
     return [
-        f"{party}: its build differs from that of {other} ({format_differences(differences)}), so results may differ "
-        "in the last bits."
+        f"{party}: its library builds differ from the builds of {other} ({format_differences(differences)}), so "
+        "results may differ in the last bits."
         for other, differences in found.items()
         if differences
     ]
 
 
 def collect_findings(purpose: Purpose, server: Facts, parties: Mapping[str, Facts]) -> list[Finding]:
-    """Policy `collect`: return a finding for each check that needs the facts of all roles."""
+    """Policy `collect`: compare the facts of all roles, and return the findings."""
     broken: dict[str, list[Difference]] = {}
     parties = resolve_tags(parties)
     for item in compare_facts({"server": server, **parties}):
@@ -193,7 +194,7 @@ def collect_findings(purpose: Purpose, server: Facts, parties: Mapping[str, Fact
 
 
 def _describe_agreement(server: Facts, parties: Mapping[str, Facts]) -> dict[str, str]:
-    """Return the text of each check if no fact differs."""
+    """Return, for each check, the text of the finding if no fact differs."""
     torch = {f"torch {facts.torch}": None for facts in parties.values() if facts.torch}
     loaded = (f"extension {extension.name} {extension.version}" for extension in server.extensions)
     equal = ", ".join((f"glasu {server.glasu}", f"numpy {server.numpy}", *torch, *loaded))
@@ -215,8 +216,8 @@ def compare_settings(roles: Mapping[str, FlatSettings]) -> list[Difference]:
     """Return the settings that two roles state differently.
 
     Args:
-        roles: for each of two roles, a label such as "a expects" and the settings (`RunConfig.flatten()`), which may
-            have been read from JSON.
+        roles: the settings of two roles (`RunConfig.flatten()`, perhaps read from JSON). The keys are labels, for
+            example "a expects".
     """
     (one, here), (other, there) = ((role, json.loads(json.dumps(settings))) for role, settings in roles.items())
     names = [name for name in here if here[name] != there.get(name)]
@@ -224,7 +225,7 @@ def compare_settings(roles: Mapping[str, FlatSettings]) -> list[Difference]:
 
 
 def compare_with_agreed(party: str, agreed: RunConfig, server: RunConfig) -> list[Difference]:
-    """Return how a party's --expect differs from the server's settings. The number of clients may differ."""
+    """Return the differences between a party's --expect and the server's settings. Ignore the number of clients."""
     agreed, _ = override_settings(agreed.replace(data={"num_clients": server.data.num_clients}))
     return compare_settings({f"{party} expects": agreed.flatten(), THE_SERVER: server.flatten()})
 
@@ -234,7 +235,7 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
 
     Args:
         differences: the result of `compare_settings`.
-        reason: a sentence with one `{}` for the differences.
+        reason: a sentence with one placeholder `{}`, which the list of differences replaces.
     """
     if differences:
         reason = reason.format(format_differences(differences))
@@ -242,7 +243,7 @@ def refuse_settings(differences: Sequence[Difference], reason: str) -> None:
 
 
 def read_offered_config(settings: Payload) -> RunConfig:
-    """Read the settings that a server sends. An error is one printable line."""
+    """Read and check the settings that a server sends. The text of an error is one printable line."""
     try:
         config = RunConfig.from_dict(settings, "the server's settings")
         refuse_unfit_for_network(config)
@@ -255,7 +256,7 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
     """Refuse settings that are impossible in a run between organisations."""
     if not find_method(config).between_machines:
         raise ConfigError(
-            f"train.method={config.train.method!r} needs the data of all parties in one place, or of one party only. "
+            f"train.method={config.train.method!r} needs the data of all parties in one place, or uses only one party. "
             "It cannot run over the network. Use glasu train."
         )
     if not has_server(config):
@@ -263,7 +264,7 @@ def refuse_unfit_for_network(config: RunConfig) -> None:
 
 
 def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunConfig:
-    """Return the settings that the server sends to the parties of the roster; refuse impossible ones."""
+    """Return the settings that the server sends to the parties. Refuse settings that cannot run over the network."""
     refuse_unfit_for_network(config)
     if config.train.label_owner not in (None, *roster):
         raise ConfigError(
@@ -276,7 +277,7 @@ def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunC
 
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
-    """If the run hides sums, refuse a kit whose keys do not prove who made them."""
+    """If the run hides sums, refuse a trial kit, and a party's kit that does not pin the keys of all other parties."""
     if config.privacy.hides_parts and (error := find_kit_error(kit, roster)):
         why = f'privacy.secure_aggregation="{config.privacy.secure_aggregation}", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)
@@ -292,7 +293,7 @@ def format_columns(differences: Sequence[Difference]) -> list[str]:
 
 
 def format_differences(differences: Sequence[Difference]) -> str:
-    """Return the differences as the end of a sentence. For digests, list only which roles agree."""
+    """Return the differences as text that ends a sentence. For digests, show only which roles agree."""
     return "; ".join(f"{item.name}: {_describe(item.values)}" for item in differences)
 
 

@@ -1,4 +1,4 @@
-"""A party's connection to the server. It is opened with backoff, reopened when it breaks, and bounds unread data.
+"""A party's connection to the server. It is opened with backoff and reopened when it breaks; unread data is limited.
 
 Threads: gRPC's reader calls `_arrive`, gRPC's writer runs `FrameStream.yield_frames`, and the party's main thread calls
 the other methods. `changed` is the only lock.
@@ -28,13 +28,13 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds between attempts to connect
 ANSWER_WITHIN = 20.0  # seconds that one attempt to connect may take, even if `wait` is shorter
 SILENT_AFTER = 10.0  # seconds without any frame after which the party logs that the server is silent
 LOGGED_EVERY = 30.0  # seconds between two log lines about the same absence
-LONGEST_SILENCE = 300.0  # seconds; a server that waits for a party sends a notice every minute
+LONGEST_SILENCE = 300.0  # seconds without content before a party gives up; a waiting server sends a notice every minute
 Connect = Callable[[Kit, str, FrameStream, Callable[[ClientStream, bytes | Disconnection], None]], ClientStream]
 
 
 @dataclass(frozen=True)
 class ConnectOptions:
-    """The server to connect to, and how to connect. Tests replace the functions that take time."""
+    """The server to connect to, and how to connect. Tests replace the functions, for example to avoid waiting."""
 
     kit: Kit
     address: str  # address of the server, host:port
@@ -47,11 +47,12 @@ class ConnectOptions:
 
 
 class Inbound:
-    """The state of one stream, and what arrived on it besides numbered frames."""
+    """The state of the incoming side of one stream. Numbered frames are not part of it: they go to the channel."""
 
     def __init__(self, now: float) -> None:
         self.welcome: control.Welcome | None = None
-        # Why the stream ended. An error ends the session: the server's reason, or an invalid frame.
+        # Why the stream ended. A Disconnection leads to another attempt to connect. A GlasuError ends the session: the
+        # server has sent a reason or an invalid frame.
         self.end: Disconnection | GlasuError | None = None
         self.frame_at = self.content_at = now  # times of the last frame, and of the last frame except heartbeats
 
@@ -63,15 +64,15 @@ class Connection:
         """Prepare a connection; `hello` returns the payload of the first frame of every stream."""
         self._options, self._hello = options, hello
         self.changed = SessionLock()
-        self.channel = Channel()  # shared with one process of the server
+        self.channel = Channel()  # the numbered frames exchanged with one process of the server
         self._inbound = Inbound(options.clock())
         self._notices = LimitedLog(options.log, options.clock)  # a hostile server must not fill this party's disk
         self._stream: ClientStream | None = None
-        self._process = secrets.token_hex(8)  # the name of this process
-        self._run: str | None = None  # set when the run begins; a server of another run then counts as unreachable
+        self._process = secrets.token_hex(8)  # the random name of this process
+        self._run: str | None = None  # set when the run begins; from then on, `connect` ignores servers of other runs
         self._delay = 0.0  # seconds before the next attempt to connect
 
-    # --- for the thread of the party --------------------------------------------------------
+    # --- called by the thread of the party --------------------------------------------------
 
     def connect(self, broken: Disconnection | None = None) -> control.Welcome:
         """Open a stream, with repeated attempts if necessary, and return the server's welcome.
@@ -106,7 +107,7 @@ class Connection:
                 )
                 logged, logged_at = ended, options.clock()
             if ended.code is ConnectionCode.CLOSED:
-                self._delay = FIRST_DELAY  # a flood may occupy all places at the server; retry soon
+                self._delay = FIRST_DELAY  # a flood of connections may occupy all places at the server, so retry soon
             if waited + self._delay > options.wait:
                 raise AbsenceError(
                     f"waited {options.wait:.0f} s for the server at {address}: {why}; saved work is kept. "
@@ -114,7 +115,7 @@ class Connection:
                 )
 
     def pin_run(self) -> None:
-        """Require the run of the last welcome. A server that offers another run counts as unreachable."""
+        """Accept only the run of the last welcome. From now on, a server with another run counts as unreachable."""
         with self.changed:
             if self._inbound.welcome is not None:
                 self._run = self._inbound.welcome.run
@@ -133,7 +134,8 @@ class Connection:
         """Wait until `done` returns True, and reconnect whenever the stream breaks.
 
         Returns:
-            The welcome of a new server process, which knows no earlier frames; None when `done` returns True.
+            None if `done` returned True; otherwise the welcome of a new server process, which does not know earlier
+            frames.
         """
         patience, log_after = max(self._options.wait, LONGEST_SILENCE), SILENT_AFTER
         while True:
@@ -158,11 +160,11 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has ended the run, or this party's part in it."""
+        """Whether the server has stopped the run, or has refused this party."""
         return isinstance(self._inbound.end, RefusalError | TrainingError)
 
     def close(self, *last: bytes, seconds: float = 0.0) -> None:
-        """End the connection. The last frame is sent before all waiting frames, within `seconds`."""
+        """End the connection. Wait up to `seconds` until `last` is sent; queued numbered frames are not sent."""
         if self._stream is not None:
             self._stream.outgoing.close(*last)
             self._stream.close(seconds)
@@ -208,7 +210,7 @@ class Connection:
         self._options.log.info("the server at %s has been silent for %.0f s.", self._options.address, silent)
         return silent + LOGGED_EVERY
 
-    # --- for gRPC's reader ------------------------------------------------------------------------
+    # --- called by the thread that reads the stream -----------------------------------------------
 
     def _arrive(self, stream: ClientStream, event: bytes | Disconnection) -> None:
         """Process a frame, or the end of this stream. Frames after the end are ignored."""
@@ -223,8 +225,8 @@ class Connection:
                     self._take(stream.outgoing, frame)
                 self.changed.notify_all()
                 while stream is self._stream and stream.outgoing.is_open and self.channel.is_overrun:
-                    self.changed.wait(1.0)  # the server ignores the window
-        except Exception as error:  # any kind, because this thread must not end without a report
+                    self.changed.wait(1.0)  # the server has sent more than its window allows
+        except Exception as error:  # every exception: this thread must not end without a report
             with self.changed:
                 if stream is self._stream and self._inbound.end is None:
                     kind = type(error) if isinstance(error, ProtocolError) else ProtocolError
@@ -241,8 +243,9 @@ class Connection:
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.content_at = inbound.frame_at
-            if not isinstance(frame.control, control.StatementRequest):  # the server sends one after every welcome
-                self._delay = 0.0  # the server serves this party
+            # A StatementRequest follows every welcome. Any other frame shows that the server serves this party.
+            if not isinstance(frame.control, control.StatementRequest):
+                self._delay = 0.0
 
     def _take_unnumbered(self, outgoing: FrameStream, message: Any) -> None:
         inbound = self._inbound

@@ -52,28 +52,28 @@ class Disconnection:
     """The end of a stream."""
 
     code: ConnectionCode
-    detail: str = ""  # text from the server or gRPC, for codes whose sentence contains it
-    hosts: tuple[str, ...] = ()  # the names in the server's certificate, if the sentence needs them
+    detail: str = ""  # text from the server or gRPC; some sentences contain it
+    hosts: tuple[str, ...] = ()  # the names in the server's certificate; some sentences contain them
 
 
 SENTENCES: dict[ConnectionCode, str] = {
     _C.NOTHING_LISTENS: "nothing listens there",
     _C.UNKNOWN_NAME: "the name {host} cannot be resolved; check the spelling",
     _C.NOT_TLS: "the service at {address} does not use TLS; check the port",
-    _C.SERVER_EXPIRED: "the server's certificate has expired; it needs a renewed kit",
+    _C.SERVER_EXPIRED: "the server's certificate has expired; the server needs a renewed kit",
     _C.SERVER_NOT_YET_VALID: "the server's certificate is not valid yet; set both clocks by NTP",
     _C.SERVER_OF_OTHER_CA: (
         "the server's certificate was not signed by the CA of this kit (CA fingerprint {ca_fingerprint}); compare it "
         "with ca_fingerprint in the server's kit.toml, and ask for a kit of the same `glasu provision`"
     ),
     _C.SERVER_OF_OTHER_NAME: (
-        "the server's certificate does not name {host}; use a name in --server for which its kit was made with --host, "
-        "or ask for `glasu provision --renew server --host {hosts}` (list all names: --host replaces them)"
+        "the server's certificate does not name {host}; give --server a name that the certificate contains, or ask "
+        "for `glasu provision --renew server --host {hosts}` (list all names: --host replaces the earlier names)"
     ),
     _C.SERVER_OF_OTHER_KEY: "{detail}; compare the fingerprints over the telephone before you change the pin",
     _C.OWN_CERTIFICATE_REJECTED: (
-        "it closed the connection after the TLS handshake, as it does when it rejects a party's certificate; use a kit "
-        "of the same `glasu provision` as the server's. With GRPC_VERBOSITY=INFO, glasu serve prints the reason"
+        "it closed the connection after the TLS handshake, so it has probably rejected this party's certificate; use a "
+        "kit of the same `glasu provision` as the server's kit. With GRPC_VERBOSITY=INFO, glasu serve prints the reason"
     ),
     _C.REFUSED: "{detail}",
     _C.BUSY: "{detail}",
@@ -82,7 +82,7 @@ SENTENCES: dict[ConnectionCode, str] = {
     _C.PING_TIMEOUT: "it did not answer a ping",
     _C.CLOSED: "it closed the connection; if this repeats, see the server's log",
     _C.OUT_OF_DESCRIPTORS: "this process has no free file descriptor",
-    _C.ANOTHER_RUN: "it does not serve run {detail}, to which this party belongs",
+    _C.ANOTHER_RUN: "it does not serve run {detail}, which this party has joined",
     _C.OTHER: "{detail}",
 }
 ADVICE: dict[ConnectionCode, str] = {
@@ -96,7 +96,7 @@ DEFAULT_ADVICE = "Start the server, then run the same command again."
 
 
 def describe_end(ended: Disconnection, address: str, ca_fingerprint: str) -> str:
-    """Return one sentence without a final period.
+    """Describe the end of a stream in one sentence without a final period.
 
     Args:
         ended: the end of the stream.

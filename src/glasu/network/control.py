@@ -1,4 +1,4 @@
-"""Control messages of a session: one frozen dataclass for each kind, read by the strict reader.
+"""Control messages of a session: one frozen dataclass for each kind.
 
     party                       server
     Hello            ------>
@@ -62,14 +62,14 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Statement:
-    """Party: it is ready to run; these are its facts, settings and checkpoints."""
+    """Sent by a party that is ready to run, with its facts, settings and checkpoints."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
 class StatementRequest:
-    """Server: request another statement of settings and checkpoints, because another attempt follows.
+    """Sent by the server to request another `Statement`, for example because another attempt follows.
 
     If the request contains key shares, the party also states HMACs of its ids for the other parties
     (`glasu.network.id_keys`).
@@ -80,19 +80,19 @@ class StatementRequest:
 
 @dataclass(frozen=True)
 class ProposedAttempt:
-    """Server: propose to continue after a round, with some parties."""
+    """Sent by the server to propose an attempt: its parties, and the round after which it continues."""
 
     number: Annotated[int, Bounds(1, 2**31 - 1)]
     round: Annotated[int, Bounds(0, 2**32 - 1)]
     present: Annotated[tuple[Short, ...], Length(MAX_PARTIES)]  # the parties of this attempt, in client order
     digest: Digest | None = None  # digest of this party's checkpoint of that round
-    # the heads that the parties stated, by party
+    # the ledger heads that the parties stated, by party
     ledgers: Annotated[Mapping[str, SignedHead], Length(MAX_PARTIES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """Party: the proposed checkpoint is loaded."""
+    """Sent by a party that has loaded the proposed checkpoint."""
 
     attempt: FrameCount
     digest: Digest | None = None
@@ -100,7 +100,7 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class PartyResult:
-    """Party: its results are written."""
+    """Sent by a party that has written its results."""
 
     attempt: FrameCount
     payload: Payload
@@ -108,14 +108,14 @@ class PartyResult:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Server: the run is complete."""
+    """Sent by the server when the run is complete."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Server: a line for the party's log."""
+    """Sent by the server: a line for the party's log."""
 
     line: str
 
@@ -139,24 +139,24 @@ class StreamEnd:
 
 @dataclass(frozen=True)
 class Failed(StreamEnd):
-    """Party: it failed, so the run fails."""
+    """Sent by a party that has failed. The run then fails as well."""
 
 
 @dataclass(frozen=True)
 class Declined(StreamEnd):
-    """Party: it declines the server's offer; the run waits for it."""
+    """Sent by a party that declines the server's offer. The run keeps waiting for the party."""
 
 
 @dataclass(frozen=True)
 class Refused(StreamEnd):
-    """Server: this process cannot take part."""
+    """Sent by the server to a process that it refuses."""
 
     run: ProcessName = ""
 
 
 @dataclass(frozen=True)
 class Stopped(StreamEnd):
-    """Server: the run failed."""
+    """Sent by the server when the run has failed."""
 
 
 CONTROLS: dict[str, type[Any]] = {  # by the name in the message
@@ -185,7 +185,7 @@ def pack_control(message: object) -> bytes:
 
 
 def read_control(body: bytes | memoryview, most: int) -> Any:
-    """Return a control message, or refuse it; a body of more than `most` bytes is not parsed."""
+    """Parse and check a control message. A body of more than `most` bytes is refused without parsing it."""
     if len(body) > most:
         raise ProtocolError(f"control frame: expected at most {most} bytes, got {len(body)}.")
     try:
@@ -210,7 +210,7 @@ def refuse_control(message: object) -> ProtocolError:
 
 
 def derive_attempt_run(run: str, attempt: int) -> bytes:
-    """Return the run id of one attempt at a prediction or an alignment: a new attempt never reuses earlier keys."""
+    """Return the run id of one attempt of a prediction or an alignment, so that attempts share no message keys."""
     return hashlib.sha256(f"{run} attempt {attempt}".encode()).digest()[:RUN_BYTES]
 
 

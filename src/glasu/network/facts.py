@@ -1,8 +1,9 @@
-"""Facts: the statements of a role about itself in the handshake. The server compares the facts of all roles.
+"""Facts: what a role states about itself in the handshake. The server compares the facts of all roles.
 
-Facts are versions, counts and digests of whole lists. They never contain an id, a label or a feature, or the digest of
-a single id, because an attacker could guess it. Digests of ids are HMACs under keys that the server does not have: the
-key of the alignment, or keys of pairs of parties (`glasu.network.id_keys`). Torch is not loaded here.
+Facts are versions, counts and digests of whole lists. They never contain an id, a label or a feature. They contain no
+digest of a single id either, because an attacker could test guesses of the id. Lists of ids are stated as HMACs under
+keys that the server does not have: the key of the alignment, or keys of pairs of parties (`glasu.network.id_keys`).
+Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class Facts:
     selected: Literal["ensemble", "joint"] | None = field(default=None, metadata={"label": "selected model"})
     nodes: NonNegative | None = None
     id_rules: Short | None = field(default=None, metadata={"label": "rules for ids"})  # alignment
-    alignment: Short | None = None  # an HMAC that names the alignment, or NOT_ALIGNED
+    alignment: Short | None = None  # an HMAC that identifies the alignment, or NOT_ALIGNED
     id_kind: Literal["numbers", "strings"] | None = field(default=None, metadata={"label": "kind of ids"})
     id_set: Short | None = field(default=None, metadata={"label": "set of ids"})  # an HMAC; only for aligned parties
     id_order: Short | None = field(default=None, metadata={"label": "ids in their order"})
-    # Only for parties that are not aligned: the key of this process, and HMACs for the other parties.
+    # Only for parties that are not aligned: the public key of this process, and HMACs of the ids for other parties.
     share: IdShare | None = None
     id_tags: Annotated[tuple[IdTag, ...], Length(MAX_PARTIES)] = ()
     classes: NonNegative | None = None
@@ -65,13 +66,13 @@ class Facts:
 
 NOT_ALIGNED = "none"
 LABELS: Mapping[str, str] = {item.name: item.metadata.get("label", item.name) for item in fields(Facts)}
-EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind")  # besides the server's facts
+EVERY_PARTY_STATES = ("torch", "nodes", "alignment", "id_kind")  # in addition to all facts that the server states
 ALIGNED_PARTY_STATES, OTHER_PARTY_STATES = ("id_set", "id_order"), ("share",)
 ALIGNING_PARTY_STATES = ("id_rules",)
 
 
 def collect_server_facts(purpose: Purpose, **more: Any) -> Facts:
-    """Return the facts of the server; `more` are facts of one purpose, such as the number of parties."""
+    """Return the facts of the server. `more` are facts that only one purpose states, such as the number of parties."""
     load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
     found = list_versions()
     return Facts(
@@ -91,8 +92,8 @@ def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKe
     Args:
         party: the party's data; None if the data could not be read.
         purpose: the purpose of the session.
-        id_keys: the keys of this process, for ids of a party that is not aligned.
-        more: facts that depend on the settings, such as those of `collect_label_facts`.
+        id_keys: the keys with which a party that is not aligned makes HMACs of its ids.
+        more: facts that depend on the settings, such as the result of `collect_label_facts`.
     """
     torch = list_versions()["torch"]
     if party is not None:
@@ -101,7 +102,7 @@ def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKe
             "id_kind": "numbers" if party.ids.dtype.kind == "i" else "strings",
             "alignment": NOT_ALIGNED,
         }
-        if (key := party.alignment_key) is not None:  # the server could test guesses of a digest, but not of an HMAC
+        if (key := party.alignment_key) is not None:  # HMACs: with plain digests, the server could test guesses of ids
             more |= {
                 "alignment": sign_ids(key, "alignment", ""),
                 "id_set": sign_ids(key, "set of ids", party.set_digest),
@@ -113,9 +114,9 @@ def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKe
 
 
 def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Replace the HMACs for single parties with facts that can be compared: equal ids get equal values.
+    """Return the facts with `id_set` and `id_order` set for parties that are not aligned: equal ids, equal values.
 
-    The value names the first party with these ids. Ids that were not compared yet count as equal.
+    Each value names the first party with these ids. Ids that were not compared yet count as equal.
     """
     if len([facts for facts in parties.values() if facts.share is not None]) < 2:
         return dict(parties)
@@ -127,7 +128,7 @@ def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
 
 
 def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
-    """Return the value of one fact for every party that is not aligned: equal values for equal ids."""
+    """Return a value of `id_set` or `id_order` for every party that is not aligned. Equal ids get equal values."""
     values: dict[str, str] = {}
     for party, facts in parties.items():
         if facts.share is None:
@@ -135,13 +136,13 @@ def _name_equal_ids(parties: Mapping[str, Facts], name: str) -> dict[str, str]:
         compared = {other: _have_equal_ids(parties, party, other, name) for other in values}
         alike = [other for other, is_equal in compared.items() if is_equal]
         if not alike and False not in compared.values():
-            alike = list(compared)  # not compared yet
+            alike = list(compared)  # ids that were not compared yet count as equal
         values[party] = values[alike[0]] if alike else f"as at {party}"
     return values
 
 
 def list_pairs_without_tags(parties: Mapping[str, Facts]) -> list[tuple[str, str]]:
-    """Return the pairs (party, other) of parties that are not aligned in which the party has no valid tag."""
+    """Return the pairs (party, other) of unaligned parties where `party` has no tag for `other`'s current process."""
     shares = {name: facts.share for name, facts in parties.items() if facts.share is not None}
     return [
         (party, other)
@@ -177,7 +178,7 @@ class LabelFacts(TypedDict, total=False):
 
 
 def collect_label_facts(party: PartyData) -> LabelFacts:
-    """Return the facts about labels and splits, which must be equal at all parties whose labels are used."""
+    """Return the facts about labels and splits. They must be equal at all parties whose labels are used."""
     facts: LabelFacts = {}
     if party.labels is not None:
         facts |= collect_class_facts(party.classes)

@@ -1,10 +1,10 @@
 """Fencing: at most one process of each party takes part in a run.
 
 A party counts the starts of its command in joining.json and gives every process a random name. The server records the
-process that it admitted last. It admits a new process only if this process lists the recorded one among the earlier
-starts in its folder. A counter alone would not be enough: each refused start of a second folder would increase its
-count until it is the highest. A copy of the folder may take over once. After that, the original folder is refused,
-because it does not list the start of the copy.
+process that it admitted last. It admits another process only if the earlier starts in that process's folder contain the
+recorded process. A counter alone would not be enough: every refused start in a second folder increases the count of
+that folder, so it would become the highest. If the folder is copied, the copy may take over the run once. After that,
+the original folder is refused, because it does not list the start in the copy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-MAX_STARTS = 256  # number of earlier starts to keep; those that a server has admitted are kept separately
+MAX_STARTS = 256  # number of earlier starts to keep; admitted processes are kept in a separate list
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:
-    """Count a start of a party's command and name the process; both are durable before they are sent."""
+    """Count a start of a party's command, and choose a name for the process. Both are durable on return."""
     starts = (*state.value.starts, secrets.token_hex(8))[-MAX_STARTS:]
     state.update(incarnation=state.value.incarnation + 1, starts=starts)
 
@@ -29,11 +29,11 @@ def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> Non
 
     Args:
         state: the state file of the party.
-        begun: whether an attempt begins with this process. The server then forgets earlier processes.
+        begun: whether an attempt begins with this process. If so, earlier processes can no longer be restored.
     """
     process = state.value.starts[-1]
     before = () if begun else tuple(name for name in state.value.admitted if name != process)
-    # The first one is the process of the last attempt, which `Fence.withdraw` restores at the server.
+    # before[0] is the process of the last attempt. It stays in the list, because `Fence.withdraw` may restore it.
     state.update(admitted=(*before[:1], *before[1:][-MAX_STARTS:], process))
 
 
@@ -44,7 +44,7 @@ def describe_process(record: JoiningRecord) -> Process:
 
 
 class Fence:
-    """The process of each party that the server admitted last.
+    """Records, for each party, the process that the server admitted last.
 
     The record is durable, so a restarted server still refuses other processes.
     """
@@ -62,10 +62,10 @@ class Fence:
         if known.name not in process.before or known.incarnation >= process.incarnation:
             raise RefusalError(
                 Code.SECOND_PROCESS,
-                f"another process of party {party!r} takes part, or has taken part, in this run (its start "
-                f"{known.incarnation}; this is start {process.incarnation} of another folder). Stop one of them and "
-                "continue with the --out folder of the other. If that folder is lost, start over with --fresh at the "
-                "server.",
+                f"another process of party {party!r} takes part, or has taken part, in this run (start "
+                f"{known.incarnation} of its folder; this is start {process.incarnation} of another folder). Stop one "
+                "process and continue with the --out folder of the other. If that folder is lost, start over with "
+                "--fresh at the server.",
             )
 
     def admit(self, party: str, process: Process) -> None:
@@ -78,11 +78,11 @@ class Fence:
             self._replaced[party] = before
 
     def record_attempt(self) -> None:
-        """Record that an attempt begins with the admitted processes. They can no longer be withdrawn."""
+        """Record that an attempt begins with the admitted processes. From then on, they cannot be withdrawn."""
         self._replaced.clear()
 
     def withdraw(self, party: str) -> None:
-        """Forget an admitted process that did not take part, and restore the one before it."""
+        """Forget a process that was admitted after the last attempt began, and restore the process before it."""
         if party in self._replaced:
             known, before = dict(self._state.value.processes), self._replaced.pop(party)
             known.pop(party, None)

@@ -1,4 +1,4 @@
-"""Findings of a dry run and the diagnosis. Every role reads the same text, so it holds nothing private."""
+"""The findings of a dry run, and the diagnosis. Every role receives the same text, so it contains nothing private."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.records import Length
 
-TOGETHER = "server/parties"  # the role of findings from a comparison; no party can have this name
+TOGETHER = "server/parties"  # used as the role for findings about several roles; no party can have this name
 Level = Literal["good", "warning", "bad"]
 MAX_FINDINGS = 50
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: counts, versions and dates, but no ids and no values."""
+    """The result of one check. It may contain counts, versions and dates, but no ids and no values of the data."""
 
     check: Annotated[str, Length(200)]
     level: Level
@@ -28,7 +28,7 @@ Findings = Annotated[tuple[Finding, ...], Length(MAX_FINDINGS)]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings by role, the server's first. Every role receives the same diagnosis."""
+    """All findings by role; the server is the first role. Every role receives the same diagnosis."""
 
     findings: Mapping[str, Findings]
 
@@ -50,7 +50,7 @@ class Diagnosis:
         ]
 
     def summary(self, what: str = "train together") -> str:
-        """Return the diagnosis in one or two sentences; `what` names the purpose that the roles are ready for."""
+        """Return the diagnosis in one or two sentences. `what` is what the roles are ready to do."""
         bad, warnings = self._select("bad"), len(self._select("warning"))
         noted = f" {warnings} warning{'s' * (warnings > 1)}, see above." if warnings else ""
         if not bad:
@@ -62,7 +62,7 @@ class Diagnosis:
 
 
 def sanitize_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of another role without unprintable characters."""
+    """Return the findings of another role with unprintable characters replaced and long texts cut."""
     return tuple(
         Finding(make_printable(each.check), each.level, make_printable(each.text, MAX_REASON)) for each in findings
     )

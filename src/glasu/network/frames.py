@@ -1,14 +1,14 @@
 """Frames of a stream. They are numbered, acknowledged, sent again after a break, and checked before they are stored.
 
-frame     kind (1 byte), number (8), last number received from the other side (8), body
-control   a JSON object, see `control.py`
-piece     total length and offset (8 bytes each), then at most MAX_PIECE of one message; pieces come in order.
-          A party may put several short messages into one frame.
-ack       no body: only the number received
+frame     kind (1 byte), number (8 bytes), number of the last frame received from the other side (8 bytes), body
+control   the body is a JSON object, see `control.py`
+piece     the body is the total length and the offset (8 bytes each), then at most MAX_PIECE bytes of one message. The
+          pieces of a message are sent in order. A party may put several short messages into one frame.
+ack       no body; the header contains the number received
 
-The frames of one direction are numbered from 1, across all streams of the same two processes. Number 0 is outside the
-sequence: hello and welcome, acks, notices, and the last message of either side. Such frames may be lost. This module
-has no locks: a session holds its own lock when it calls a function of this module.
+In each direction, frames are numbered from 1, and the numbers continue on every new stream between the same two
+processes. Frames with number 0 are outside the sequence and may be lost: hello, welcome, acks, notices, and the last
+message of either side. This module has no locks: a session holds its own lock when it calls a function of this module.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from glasu.protocol.message_bytes import Head, allocate, read_header
 CONTROL, PIECE, ACK = 0, 1, 2
 MAX_PIECE = 1 << 20
 MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses longer frames before they reach this module
-CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and starts have a few KiB
-WINDOW = 8 << 20  # unacknowledged bytes in flight; it allows 80 MB/s at a round trip of 100 ms
-ROOM = 8 << 20  # acknowledgements stop when this many bytes from one peer wait in its inbox
+CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and earlier starts take a few KiB
+WINDOW = 8 << 20  # limit of the unacknowledged bytes in flight; enough for 80 MB/s with a round trip time of 100 ms
+ROOM = 8 << 20  # a receiver stops acknowledging when this many bytes from one peer wait in the inbox
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
 FRAME_HEADER = struct.Struct("<BQQ")
 _PIECE = struct.Struct("<QQ")
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     number: int
     acknowledged: int
     body: memoryview
-    control: Any  # the control message in it; None in pieces and acks
+    control: Any  # the decoded control message; None for a piece or an ack
 
 
 class Encoded(NamedTuple):
@@ -64,28 +64,28 @@ def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -
 
 
 def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
-    """Return a frame's parts, or refuse it; a control message of more than `max_control` bytes is not parsed."""
+    """Parse and check a frame. A control message of more than `max_control` bytes is refused without parsing it."""
     if len(data) < FRAME_HEADER.size:
-        raise ProtocolError(f"frame of {len(data)} bytes: expected at least {FRAME_HEADER.size}, for its header.")
+        raise ProtocolError(f"frame of {len(data)} bytes: expected at least a header of {FRAME_HEADER.size} bytes.")
     kind, number, acknowledged = FRAME_HEADER.unpack_from(data)
     if kind not in (CONTROL, PIECE, ACK):
         raise ProtocolError(f"frame of unknown kind {kind}.")
     if kind != CONTROL and (number == 0) != (kind == ACK):
-        raise ProtocolError(f"frame of kind {kind} with number {number}: pieces are numbered, acks are not.")
+        raise ProtocolError(f"frame of kind {kind} with number {number}: pieces have a number above 0, acks have 0.")
     body = memoryview(data)[FRAME_HEADER.size :]
     control = read_control(body, max_control) if kind == CONTROL else None
     return Frame(kind, number, acknowledged, body, control)
 
 
 class Outbox:
-    """Frames of one direction until they are acknowledged. After a break, `rewind` makes them be sent again."""
+    """The outgoing frames that are not acknowledged yet. After a break, they are sent again; see `rewind`."""
 
     def __init__(self, window: int = WINDOW) -> None:
-        """Begin with frame 1. At most `window` bytes and one frame are in flight."""
+        """Begin with frame 1. At most `window` bytes plus one frame are in flight."""
         self._window = window
-        self._frames: deque[tuple[int, Body, Body]] = deque()  # unacknowledged: kind, body in two parts
+        self._frames: deque[tuple[int, Body, Body]] = deque()  # unacknowledged frames: kind, two parts of the body
         self._first = 1  # number of the oldest unacknowledged frame
-        self._sent = 0  # how many of these frames were sent on the current stream
+        self._sent = 0  # how many of the unacknowledged frames were sent on the current stream
         self._highest = 0  # number of the last frame that was sent on any stream
         self._in_flight = 0  # unacknowledged bytes sent on the current stream
         self.held = 0  # bytes of all unacknowledged frames
@@ -95,13 +95,13 @@ class Outbox:
         self._put(CONTROL, pack_control(message), b"")
 
     def put_message(self, message: bytes) -> None:
-        """Append an encoded message in pieces. The pieces are views of `message`, so that outboxes can share it."""
+        """Append an encoded message in pieces. The pieces are views of `message`, so several outboxes can share it."""
         view = memoryview(message)
         for offset in range(0, max(1, len(message)), MAX_PIECE):
             self._put(PIECE, _PIECE.pack(len(message), offset), view[offset : offset + MAX_PIECE])
 
     def put_bundle(self, messages: Sequence[bytes]) -> None:
-        """Append encoded messages. Several short ones share a frame: a frame costs more than their bytes."""
+        """Append encoded messages. Short messages share one frame, because every additional frame has a cost."""
         if len(messages) > 1 and sum(map(len, messages)) + len(messages) * _PIECE.size <= MAX_PIECE:
             self._put(PIECE, b"", b"".join(_PIECE.pack(len(message), 0) + message for message in messages))
             return
@@ -157,14 +157,14 @@ class Outbox:
 class Channel:
     """The numbered frames that two processes exchange in both directions, over all their streams.
 
-    Received frames are acknowledged immediately, unless ROOM bytes wait in the inbox. Without acknowledgements, the
-    sender stops at its window. So a receiver holds at most ROOM + WINDOW bytes and a message, and it never stops
-    reading. It must not stop, because acknowledgements arrive among the data: if both sides stopped, they would wait
-    for each other.
+    A receiver acknowledges frames while fewer than ROOM bytes wait in its inbox. Without acknowledgements, the sender
+    stops when its window is full. So a receiver that never stops reading holds at most ROOM + WINDOW bytes and one
+    message. It must not stop reading, because acknowledgements arrive between the data: if both sides stopped, they
+    would wait for each other.
     """
 
     def __init__(self, process: str = "", window: int = WINDOW, room: int = ROOM) -> None:
-        """Begin a channel with the other side's process of this name."""
+        """Begin a channel to a process of the other side; `process` is its random name."""
         self.process, self._window, self._room = process, window, room
         self.outbox = Outbox(window)
         self.received = 0  # number of the last frame received
@@ -172,7 +172,7 @@ class Channel:
         self.inbox: deque[tuple[Any, int]] = deque()  # received items with their sizes
         self.waiting = 0  # bytes in the inbox
         self._acknowledged = 0  # number acknowledged by the last frame sent
-        self._unacknowledged = 0  # bytes received since then
+        self._unacknowledged = 0  # bytes received since that acknowledgement
 
     def accept(self, frame: Frame) -> bool:
         """Record a frame's numbers; return True for the next frame, False for a repeated frame. A gap is an error."""
@@ -197,18 +197,18 @@ class Channel:
         return item
 
     def clear(self) -> None:
-        """Drop the inbox, and the pieces of a message that is not complete: they belong to an attempt that is over."""
+        """Drop the inbox and the incomplete message, because they belong to an attempt that is over."""
         self.inbox.clear()
         self.waiting, self.assembler = 0, Assembler()
 
     @property
     def is_full(self) -> bool:
-        """Return whether the waiting bytes exceed the room, so nothing more is acknowledged."""
+        """Return whether the inbox is full. While it is full, no received frame is acknowledged."""
         return self.waiting >= self._room
 
     @property
     def is_overrun(self) -> bool:
-        """Return whether the inbox exceeds the bytes that the other side may have sent."""
+        """Return whether the inbox holds more bytes than the other side is allowed to send."""
         return self.waiting > self._room + self._window + 2 * MAX_FRAME
 
     @property
@@ -218,7 +218,7 @@ class Channel:
 
     @property
     def _needs_ack(self) -> bool:
-        """Return whether a part of the window was received, so that an ack is due if no other frame can carry it."""
+        """Return whether an ack is due because 1/16 of the window was received since the last acknowledgement."""
         return not self.is_full and self._unacknowledged >= self._window // 16
 
     def take_next(self) -> bytes | None:
@@ -234,7 +234,7 @@ class Channel:
 
 
 def split_pieces(body: memoryview) -> Iterator[memoryview]:
-    """Yield the pieces in the body of a frame: the bytes after the end of a message begin another message."""
+    """Yield the pieces in the body of a frame. Bytes that follow the end of a message begin the next message."""
     while len(body) > _PIECE.size:
         total, offset = _PIECE.unpack_from(body)
         end = _PIECE.size + max(0, total - offset)
@@ -246,7 +246,7 @@ def split_pieces(body: memoryview) -> Iterator[memoryview]:
 
 
 class Assembler:
-    """Puts the pieces of a message into one buffer, which is allocated after the message's header is accepted."""
+    """Assembles the pieces of a message. Its buffer is allocated only after the header of the message is accepted."""
 
     def __init__(self) -> None:
         self._head: Head | None = None  # header of the incomplete message
@@ -254,27 +254,27 @@ class Assembler:
         self._filled = 0
 
     def add(self, piece: memoryview, admit: CheckLimits) -> Encoded | None:
-        """Take the next piece; return the message, in the buffer itself, when it is complete.
+        """Add the next piece. Return the message without copying it if it is complete, otherwise None.
 
         Args:
             piece: the body of a frame.
-            admit: gets header and size of a message before memory is allocated for it, and raises ProtocolError to
-                refuse it.
+            admit: called with the header and size of a message before memory is allocated; raises ProtocolError to
+                refuse the message.
         """
         if len(piece) <= _PIECE.size:
-            raise ProtocolError(f"piece of {len(piece)} bytes: expected more than {_PIECE.size}, for its header.")
+            raise ProtocolError(f"piece of {len(piece)} bytes: expected content after a header of {_PIECE.size} bytes.")
         total, offset = _PIECE.unpack_from(piece)
         content = piece[_PIECE.size :]
         if self._head is None:
             if offset:
-                raise ProtocolError(f"expected the first piece of a message, got one at {offset} of {total} bytes.")
+                raise ProtocolError(f"expected the first piece of a message, got offset {offset} of {total} bytes.")
             head = read_header(content, total)
             admit(head, total)
             self._head, self._buffer, self._filled = head, allocate(total), 0
         if (offset, total) != (self._filled, len(self._buffer)) or offset + len(content) > total:
             raise ProtocolError(
-                f"{self._head}: expected a piece at {self._filled} of {len(self._buffer)} bytes, got one of "
-                f"{len(content)} at {offset} of {total}."
+                f"{self._head}: expected a piece at offset {self._filled} of {len(self._buffer)} bytes, got "
+                f"{len(content)} bytes at offset {offset} of {total}."
             )
         self._buffer[offset : offset + len(content)] = content
         self._filled += len(content)

@@ -1,8 +1,9 @@
-"""The interface between a session and its role: the agreement of a party and the server before the first message.
+"""The handshake of a party and the server before the first message, as an interface between session and role.
 
-A session (`ServerSession`, `ClientSession`) moves frames, keeps states and reconnects. A role (training, prediction,
-alignment, dry run) implements one of the two protocols below and decides which processes take part. Payloads are JSON
-objects in the control messages of `control.py`. The role reads them strictly into the dataclasses below.
+A session (`ServerSession`, `ClientSession`) sends frames, keeps states and reconnects. It asks its role (training,
+prediction, alignment or dry run) for all decisions, for example whether a process is admitted. For this, the role
+implements `ServerHandshake` or `ClientHandshake`. Payloads are JSON objects in the control messages of `control.py`.
+The role reads them strictly into the dataclasses below.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
@@ -12,7 +13,7 @@ objects in the control messages of `control.py`. The role reads them strictly in
     ClientSession.confirm        ------>    digest of the checkpoint, compared by the session
     ClientSession.finish         ------>    ServerSession.collect_results: ResultPayload
 
-If a stream breaks and the same two processes open a new one, there is no new handshake: both sides resend the frames
+If a stream breaks and the same two processes open a new stream, there is no new handshake: both sides resend the frames
 that were not acknowledged.
 """
 
@@ -39,28 +40,28 @@ SAME_VERSION = "do both sides run the same version of GLASU?"
 
 
 class Code(enum.StrEnum):
-    """Why a process cannot take part. Programs compare codes; a sentence for people comes with every code."""
+    """Why a process is refused. Programs compare the code; people read the sentence that is sent with the code."""
 
-    SECOND_PROCESS = "second_process"  # another process of this party takes part, or has taken part
-    UNWANTED_RUN = "unwanted_run"  # the party wants another run (--run)
+    SECOND_PROCESS = "second_process"  # the run already has, or had, a process of this party from another folder
+    UNWANTED_RUN = "unwanted_run"  # the party may only join another run (--run)
     OTHER_RUN = "other_run"  # the party's folder belongs to another run
     RUN_FINISHED = "run_finished"
     RUN_STARTED = "run_started"  # the party asks for a fresh start, but the run has begun
-    OTHER_PURPOSE = "other_purpose"  # training, prediction, alignment or dry run
+    OTHER_PURPOSE = "other_purpose"  # the process has another purpose than the server, for example a dry run
     DIFFERENT_FACTS = "different_facts"
     DIFFERENT_SETTINGS = "different_settings"
     INVALID_SETTINGS = "invalid_settings"  # the settings cannot run on this data
     WRONG_ROSTER = "wrong_roster"
     NO_COMMON_CHECKPOINT = "no_common_checkpoint"
     INVALID_PAYLOAD = "invalid_payload"
-    INVALID_HELLO = "invalid_hello"  # the hello of the session, not that of a purpose
+    INVALID_HELLO = "invalid_hello"  # the first frame of a stream is not a valid hello
     INVALID_MESSAGE = "invalid_message"
     CUT_LEDGER = "cut_ledger"  # the party's ledger was truncated or replaced
-    REPLACED = "replaced"  # a newer process of the party takes part
+    REPLACED = "replaced"  # a newer process of the party was admitted
 
 
 class RefusalError(ConfigError):
-    """A process does not fit the run. The session sends it the reason and keeps waiting for the party."""
+    """A process does not fit the run. The session sends the reason to the process and still waits for the party."""
 
     def __init__(self, code: str, reason: str, table: Sequence[str] = ()) -> None:
         """Refuse a process.
@@ -76,7 +77,7 @@ class RefusalError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of a party: the fencing token."""
+    """The fencing token: identifies one process of a party."""
 
     incarnation: Annotated[int, Bounds(1, 2**32 - 1)]  # counts the starts of the command in one folder, from 1
     name: Short  # random
@@ -85,58 +86,58 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultPayload:
-    """Party: its results are written."""
+    """Sent by a party when it has written its results."""
 
-    weights_sha256: Short = ""  # training
+    weights_sha256: Short = ""  # training: digest of the selected weights; empty if noise is added
     ledger: SignedHead | None = None  # head of the party's ledger after its last release
-    received: Number = 0  # prediction: nodes whose scores it received; alignment: common ids
+    received: Number = 0  # prediction: number of nodes whose scores the party received; alignment: number of common ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class HelloPayload:
-    """Party: the process that connects."""
+    """Sent by a party to describe the process that connects."""
 
     facts: Facts
     process: Process | None  # None in a dry run, which has no fencing
-    run: Short | None = None  # the run in its folder
-    only: Short | None = None  # the run that it wants to join; None: any
-    fresh: bool = False  # whether it removes earlier checkpoints when the run begins
-    finished: ResultPayload | None = None  # set once its results are written
+    run: Short | None = None  # the run that the party's folder belongs to
+    only: Short | None = None  # the only run that the party may join (--run); None: any run
+    fresh: bool = False  # whether the party removes earlier checkpoints when the run begins
+    finished: ResultPayload | None = None  # set once the party's results are written
     rounds: Rounds = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WelcomePayload:
-    """Server: the party is admitted to this run."""
+    """Sent by the server to admit a party to this run."""
 
     config: Mapping[str, Any]
     roster: tuple[Short, ...]
     index: Number  # the party's place in the roster
     run: Short
-    now: float | None = None  # dry run: the server's clock
+    now: float | None = None  # the time of the server's clock; only in a dry run
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatementPayload:
-    """Party: a statement that it is ready to run these settings, with all facts."""
+    """Sent by a party that is ready to run these settings. It contains all facts of the party."""
 
     facts: Facts
     digest: Short = ""  # digest of the settings; empty in a dry run
     settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
-    ledger: SignedHead | None = None  # head of the party's ledger, durable; None in a dry run
-    findings: Findings = ()  # dry run
+    ledger: SignedHead | None = None  # head of the party's durable ledger; None in a dry run
+    findings: Findings = ()  # the party's findings in a dry run
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoodbyePayload:
-    """Server: the run is finished; these are the last heads of the parties' ledgers."""
+    """Sent by the server when the run is finished, with the last heads of the parties' ledgers."""
 
     ledgers: Mapping[str, SignedHead] = field(default_factory=dict)
 
 
 def read_payload(cls: type[PayloadT], payload: Payload, source: str) -> PayloadT:
-    """Read the payload of a peer strictly; refuse a malformed one with one printable line."""
+    """Read the payload of a peer strictly. The error for a malformed payload is one printable line."""
     try:
         return read_record(cls, payload, source)
     except RecordError as error:
@@ -145,7 +146,7 @@ def read_payload(cls: type[PayloadT], payload: Payload, source: str) -> PayloadT
 
 
 class ServerHandshake(Protocol):
-    """The server's decisions about processes of parties.
+    """The server's side of the handshake: admit or refuse the processes of parties.
 
     The session holds its lock during every call. So calls never overlap, and they must neither wait nor call the
     session. `party` is the name in the peer's certificate and is in the roster.
@@ -154,9 +155,9 @@ class ServerHandshake(Protocol):
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process and return the welcome for it, or raise `RefusalError`.
 
-        The session calls this for every process that it does not know: a new one, a restarted one, and all after a
-        restart of the server. It does not call it when the same process opens a new stream. When the call returns,
-        the decision must be durable (fencing). A new process replaces the earlier process of its party.
+        The session calls this method for a new process, a restarted process, and after a restart of the server for
+        every process. It does not call the method when a known process opens a new stream. When the call returns, the
+        decision must be durable (fencing). A new process replaces the earlier process of its party.
 
         Args:
             party: the name in the peer's certificate.
@@ -175,22 +176,23 @@ class ServerHandshake(Protocol):
         ...
 
     def withdraw(self, party: str) -> None:
-        """Forget a party's admitted process: it declined, `prepare` refused it, or the run continues without it."""
+        """Forget a party's process that declined the run, was refused by `prepare`, or is omitted from the run."""
         ...
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
-        """Return a prepared party that must compare its ids with those of another party, and the shares that it needs.
+        """Return a prepared party that must compare its ids with another party, and the key shares that it needs.
 
-        None: nothing is missing. The session asks after every statement, and sends that party the shares.
+        None means that no comparison is missing. The session calls this method after every statement, and sends the
+        shares to the returned party.
         """
         ...
 
     def record_attempt(self) -> None:
-        """Record that an attempt begins. The admitted processes can no longer be withdrawn."""
+        """Record that an attempt begins. From then on, the admitted processes cannot be withdrawn."""
         ...
 
     def find_absence_error(self, present: Sequence[str]) -> str | None:
-        """Return the reason why these parties cannot continue without the others, as a sentence; None if they can.
+        """If the present parties cannot continue alone, return the reason as a sentence, otherwise None.
 
         The session calls this when a party has had no connection for too long.
         """
@@ -198,21 +200,21 @@ class ServerHandshake(Protocol):
 
 
 class ClientHandshake(Protocol):
-    """A party's side of the same decisions. All methods are called in the thread that uses the session."""
+    """The party's side of the handshake. All methods are called in the thread that uses the session."""
 
     def hello(self) -> Payload:
-        """Return the statement of this process about itself. Called before every connection."""
+        """Return the payload of this process's hello. Called before every connection."""
         ...
 
     def welcome(self, welcome: Payload) -> None:
-        """Process the welcome of a new server process: the first, or one after a restart.
+        """Process the welcome of a server process that is new to this party: the first one, or a restarted one.
 
         Raise a `GlasuError` to end the session, for example if the server now offers other settings.
         """
         ...
 
     def store_shares(self, shares: Mapping[str, IdShare]) -> None:
-        """Store the shares of all parties, or refuse them. The next statement contains HMACs for them."""
+        """Check and store the key shares of all parties. The next statement contains HMACs of the ids for them."""
         ...
 
     def statement(self) -> Payload:

@@ -1,13 +1,13 @@
-"""Compare lists of ids between parties without giving the server a value against which it can test guesses.
+"""Compare lists of ids between parties, without a value that would let the server test guesses of the ids.
 
-Aligned parties have a common key that the server does not have (`glasu.data.alignment_file`). Other parties agree on
-one key for each pair. Every process makes an X25519 key and states its public part, the share, with the party's
-signature. The server forwards the shares, and every party states HMACs of its ids under the keys that it shares with
-the other parties. Two parties with the same ids state the same HMACs.
+Aligned parties have a common key that the server does not have (`glasu.data.alignment_file`). If parties are not
+aligned, each pair agrees on a key. For this, every process makes an X25519 key pair and states the public key (the
+share), signed by the party. The server forwards the shares. For each other party, a party derives the key of the pair
+and states HMACs of its ids under this key. Two parties with the same ids state the same HMACs.
 
-A server that could replace the shares with its own could test guesses of a whole list. `signatures.py` states when the
-signatures prevent this. The signature need not cover the run: replaying a share of an earlier run does not help the
-server, because it does not know the private key of that share.
+A server that replaced the shares with its own could test guesses of a whole list. `signatures.py` describes when the
+signatures prevent this. The signature need not cover the run: a share of an earlier run does not help the server,
+because the server does not know the private key of that share.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class IdShare:
 
 @dataclass(frozen=True)
 class IdTag:
-    """HMACs of a party's ids for one other party."""
+    """HMACs of one party's ids, which only one other party can compare with its own ids."""
 
     party: Hex  # the other party
-    share: Hex  # the key in the share of the other party's process
+    share: Hex  # the public key of the other party's process
     id_set: Hex  # an HMAC of the sorted ids
     id_order: Hex  # an HMAC of the ids in their order
 
 
 class IdKeys:
-    """The keys that one process of a party shares with the other parties."""
+    """The key pair of one process of a party, and the keys that it derives for pairs with other parties."""
 
     def __init__(self, name: str, signer: Signer) -> None:
         """Make the key of this process, and sign its share for the party with this name."""
@@ -63,7 +63,7 @@ class IdKeys:
         self._shares: dict[str, str] = {}  # keys of the other parties, by name
 
     def store_shares(self, shares: Mapping[str, IdShare]) -> None:
-        """Store the shares of all parties, which the server forwards; refuse one that its party has not signed."""
+        """Store the parties' key shares that the server forwards. Refuse a share without a valid signature."""
         others = {name: share for name, share in shares.items() if name != self._name}
         for name, share in others.items():
             what = f"party {self._name!r}: the share for the comparison of ids"
@@ -71,7 +71,7 @@ class IdKeys:
         self._shares = {name: share.key for name, share in others.items()}
 
     def make_tags(self, party: PartyData) -> tuple[IdTag, ...]:
-        """Return a tag of the party's ids for each party whose share is known."""
+        """Return HMACs of this party's ids for each other party whose share is known."""
         tags = []
         for name, share in self._shares.items():
             key = self._derive_key(name, share)

@@ -1,7 +1,7 @@
-"""A party between machines: one loop for training, prediction, alignment and the dry run.
+"""The party's side of a session over the network: one loop for training, prediction, alignment and the dry run.
 
-A purpose decides what the party states and computes. `join` connects and takes part in attempts until the server
-reports that every party is finished.
+A purpose decides what the party states and computes. `join` connects and runs attempts until the server reports that
+every party is finished.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
     @abstractmethod
     def hello(self) -> Payload:
-        """Return the statement of this process about itself. Called before every connection."""
+        """Return the payload of this process's hello. Called before every connection."""
 
     def welcome(self, welcome: Payload) -> None:
-        """Read and accept the offer of a server process, or raise GlasuError, so that the session declines it."""
+        """Read and accept the offer of a server process. If this raises GlasuError, the session declines the offer."""
         self.accept(read_payload(WelcomePayload, welcome, "the server's welcome"))
 
     def store_shares(self, shares: Mapping[str, IdShare]) -> None:
-        """Store the shares of all parties, or refuse them. The next statement contains HMACs for them."""
+        """Check and store the key shares of all parties. The next statement contains HMACs of the ids for them."""
         self.id_keys.store_shares(shares)
 
     @abstractmethod
@@ -96,7 +96,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Return the statement of this party when it is prepared. Called before every attempt."""
 
     def check_limits(self, head: Head, size: int) -> None:
-        """Check the header and size of a message from the server; refuse one that is too long for this run."""
+        """Check the header and size of a message from the server. Raise ProtocolError if it is too long."""
         raise ProtocolError("the server sent a message, but this session exchanges none.")
 
     def find_earlier_result(self) -> ResultT | None:
@@ -110,7 +110,7 @@ class PartyPurpose(ABC, Generic[ResultT]):
         self, session: ClientSession, attempt: ProposedAttempt, performer: type[PartyPerformer]
     ) -> ProposedAttempt | None:
         """Run one attempt; return the next one, or None when every party is finished."""
-        raise ProtocolError("the server started a run, but this session has none.")
+        raise ProtocolError("the server proposed an attempt, but this session runs no attempts.")
 
     @abstractmethod
     def take_goodbye(self, goodbye: Payload) -> None:
@@ -125,9 +125,9 @@ class PartyPurpose(ABC, Generic[ResultT]):
 
 
 class ScriptParty(PartyPurpose[ResultT]):
-    """A purpose that runs a script with the server, in attempts: training, prediction, alignment.
+    """A purpose that runs a script together with the server: training, prediction, alignment.
 
-    It counts its starts for fencing, and exchanges the heads of the ledgers with the other parties.
+    It runs the script in attempts, counts its starts for fencing, and exchanges ledger heads with the other parties.
     """
 
     def __init__(self, options: JoinOptions, owner: str, state_file: str) -> None:
@@ -149,7 +149,7 @@ class ScriptParty(PartyPurpose[ResultT]):
 
     @abstractmethod
     def settings(self) -> RunConfig:
-        """Return the settings of the run, which are part of the statement."""
+        """Return the settings of the run, for this party's statement."""
 
     @abstractmethod
     def facts(self) -> Facts:
@@ -179,7 +179,7 @@ class ScriptParty(PartyPurpose[ResultT]):
         self.options.emit(event)
 
     def start(self) -> None:
-        """Count this start of the command. Fencing needs the count."""
+        """Count this start of the command, for fencing."""
         count_start(self.state)
 
     def hello(self) -> Payload:
@@ -201,7 +201,7 @@ class ScriptParty(PartyPurpose[ResultT]):
         )
 
     def open_attempt(self, attempt: ProposedAttempt) -> None:
-        """Record the other parties' ledgers and the start in this party's ledger; see `SessionLedger`."""
+        """Record the other parties' ledger heads and the start of the run in this party's ledger."""
         self.session_ledger.open_attempt(attempt, self.scope())
 
     def run_attempt(
@@ -227,7 +227,7 @@ class ScriptParty(PartyPurpose[ResultT]):
         payload = read_payload(GoodbyePayload, goodbye, "the goodbye of the server")
         try:
             self.session_ledger.record_last_heads(payload.ledgers, self.scope())
-        except (LedgerError, ProtocolError) as error:  # the results are complete
+        except (LedgerError, ProtocolError) as error:  # only a warning, because the results are complete
             self.options.log.warning("%s", error)
 
     def close(self, *, finished: bool) -> None:
@@ -236,7 +236,7 @@ class ScriptParty(PartyPurpose[ResultT]):
 
 
 class ClientPurpose(ScriptParty[ResultT]):
-    """A purpose in which this party computes with its client: training, prediction."""
+    """A purpose for which this party runs a `Client`: training or prediction."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read joining.json. Nothing is written before `start`."""
@@ -262,11 +262,11 @@ class ClientPurpose(ScriptParty[ResultT]):
         """Build this party's client for the run that the server offers; see `Client`.
 
         Raises:
-            RefusalError: the run has masks, and the kit does not fit.
+            RefusalError: the run hides sums, and the kit is a trial kit or does not pin all parties.
         """
         kit = self.options.kit
         refuse_kit(kit, config, offered.roster)
-        # Without hidden sums, the CA's signature is enough for the key of a peer that is not pinned.
+        # If sums are not hidden, the CA's signature is enough to accept a key that is not pinned.
         client = Client(
             config,
             party,
@@ -283,11 +283,11 @@ class ClientPurpose(ScriptParty[ResultT]):
         self._client, self._limits = client, limit_messages(config, party)
 
     def settings(self) -> RunConfig:
-        """Return the settings of the run. A preset may leave several candidates."""
+        """Return the settings that were requested. If they name a preset, several candidates may remain."""
         return self.client.requested
 
     def check_limits(self, head: Head, size: int) -> None:
-        """Check the header and size of a message from the server; refuse one that is too long for this run."""
+        """Check the header and size of a message from the server. Raise ProtocolError if it is too long."""
         assert self._limits is not None
         self._limits.check(head, size)
 
@@ -295,7 +295,7 @@ class ClientPurpose(ScriptParty[ResultT]):
 class PartyPerformer:
     """Performs the requests of a party's script over a session.
 
-    A message that is not urgent leaves with the next one, or when the script waits for an answer.
+    A message that is not urgent is sent with the next urgent message, or when the script waits for an answer.
     """
 
     def __init__(self, session: ClientSession, purpose: ScriptParty[Any]) -> None:
@@ -321,14 +321,14 @@ class PartyPerformer:
         return None
 
     def flush(self) -> None:
-        """Send the messages that have not left yet."""
+        """Send the messages that were held back."""
         if self._unsent:
             messages, self._unsent = self._unsent, []
             self.send(messages)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages. First make the entries of their content in the ledger and the last checkpoint durable."""
-        self.purpose.session_ledger.ledger.sync()  # first, because a thread writes the checkpoint at the same time
+        """Send messages. Before that, make the last checkpoint and the ledger entries for the messages durable."""
+        self.purpose.session_ledger.ledger.sync()  # meanwhile, a thread writes the checkpoint
         self.purpose.wait_until_durable()
         with self.purpose.telemetry.watch.measure("communication"):
             self.session.send(messages)
@@ -347,12 +347,12 @@ def join(
     performer: type[PartyPerformer] = PartyPerformer,
     connect_options: ConnectOptions | None = None,
 ) -> ResultT:
-    """Take part in one session to its end and return the results of this party.
+    """Run one session to its end, and return the results of this party.
 
     Args:
         purpose: training, prediction, alignment or dry run.
         performer: performs the requests of its script.
-        connect_options: how to connect; None: as the options of the purpose say.
+        connect_options: how to connect; None: as in the options of the purpose.
     """
     options, finished = purpose.options, False
     connect_options = connect_options or ConnectOptions(options.kit, options.server, options.wait, options.log)
@@ -370,7 +370,7 @@ def join(
         finally:
             purpose.close(finished=finished)
         if (result := purpose.result()) is None:
-            raise ConfigError("the server ended the session before this party took part in it; start it again.")
+            raise ConfigError("the server ended the session before this party took part; start the command again.")
         return result
 
 

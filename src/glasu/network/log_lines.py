@@ -1,4 +1,4 @@
-"""Log lines about peers: printable text of limited length, and a limited number of lines about one party."""
+"""Log lines about peers. Their text is printable, and their length and their number per party are limited."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MAX_REASON = 1200  # maximum length of a reason
+MAX_REASON = 1200  # maximum length of a reason, in characters
 MAX_LINES = 50  # maximum number of lines of a table
-BURST, EVERY = 10, 6.0  # number of lines without a pause, and seconds until one more is allowed
+BURST, EVERY = 10, 6.0  # number of lines that may be written at once; then one line per EVERY seconds
 
 
 def make_printable(text: object, most: int = 300) -> str:
@@ -20,15 +20,15 @@ def make_printable(text: object, most: int = 300) -> str:
 
 @dataclass
 class _Bucket:
-    """The number of lines about one party that may be written now, and the number of dropped lines."""
+    """A token bucket for the lines about one party."""
 
-    counted: float  # when the tokens were counted last
-    tokens: float = BURST
+    counted: float  # time of the last refill
+    tokens: float = BURST  # number of lines that may be written now
     dropped: int = 0
 
 
 class LimitedLog:
-    """A log with a limited number of lines about each party. It has no lock."""
+    """A log that limits the number of lines about each party. It has no lock, so its callers must hold one."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
         self._log, self._clock = log, clock

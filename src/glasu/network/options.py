@@ -129,7 +129,7 @@ class JoinOptions(RoleOptions):
     """Options of one party. The certificate of the kit contains its name."""
 
     server: str  # host:port
-    expect: RunConfig | None = None  # the agreed settings; others are refused
-    run: str | None = None  # take part in this run only
-    policy: PolicyFile | None = None  # forbids releases
+    expect: RunConfig | None = None  # the agreed settings; the party refuses different settings
+    run: str | None = None  # the id of the only run that the party may join; None: any run
+    policy: PolicyFile | None = None  # the rules of the party about what it may release
     max_memory: int | None = None  # bytes that the server's settings may require; None: half of this machine's memory

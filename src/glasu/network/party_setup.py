@@ -1,4 +1,4 @@
-"""A party's own part of a run: its place in the roster, the settings resolved for its data, and the limits."""
+"""Prepare a party for a run: check its place in the roster, and resolve the settings and limits for its data."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def check_place(name: str, offered: WelcomePayload, config: RunConfig) -> None:
 
 
 def find_memory_limit(max_memory: int | None) -> int:
-    """Return the bytes that a model may need at this party; None: half of this machine's memory."""
+    """Return how many bytes a model may use at this party: `max_memory`, or half of the machine's memory."""
     return read_total_memory() // 2 if max_memory is None else max_memory
 
 
 def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | None) -> tuple[RunConfig, PartyData]:
-    """Return the settings resolved for this party's graph, and the party without labels that they do not use.
+    """Return the settings resolved for this party's graph, and the party. Labels that are not used are removed.
 
-    Settings that need more than `find_memory_limit` returns are refused, before anything is allocated.
+    Settings that require too much memory (`find_memory_limit`) are refused before anything is allocated.
     """
     check_memory(config, [party], find_memory_limit(max_memory), TOO_LARGE)
     owner = config.train.label_owner
@@ -72,10 +72,10 @@ def resolve_for_party(config: RunConfig, party: PartyData, max_memory: int | Non
 
 
 def limit_messages(config: RunConfig, party: PartyData) -> Limits:
-    """Return the maximum sizes of the messages that this party accepts.
+    """Return the limits for the sizes of messages that this party accepts.
 
-    A party without labels does not know the number of classes. If predictions are averaged, it receives class
-    probabilities and accepts up to MAX_UNKNOWN_CLASSES columns.
+    A party without labels does not know the number of classes. If predictions are averaged, the party receives class
+    probabilities, and accepts up to MAX_UNKNOWN_CLASSES columns.
     """
     unknown = MAX_UNKNOWN_CLASSES if find_method(config).averages else 0
     return Limits.of_run(config, party.num_nodes, len(party.classes) or unknown, config.data.num_clients)

@@ -1,7 +1,8 @@
 """Process the frames of all parties at the server: update states, put messages into inboxes, refuse invalid frames.
 
-Threads of gRPC run this code. An invalid frame is refused before it changes anything; then the sender is dropped or the
-run is aborted, depending on the policy. A process that was never admitted is refused without effect on the run.
+gRPC's threads run this code. An invalid frame is refused before it changes any state. Depending on
+`on_invalid_message`, its sender is dropped or the run is aborted. An error of a process that was never admitted does
+not affect the run.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ from glasu.protocol.message_bytes import Head
 from glasu.wire.message_key import ATTEMPTS
 
 UNKNOWN = (PeerState.AWAY, PeerState.REFUSED, PeerState.ABSENT, PeerState.FAILED)
-NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # the next statement of such a party is still to come
-UNLISTED = "connections of no party"  # the log uses this name when it counts dropped lines
+NOT_PREPARED = (PeerState.CONNECTED, PeerState.COMPARING)  # the server still waits for the party's next statement
+UNLISTED = "connections that name no party"  # the log uses this name when it counts dropped lines
 RUN_ENDED = (RunState.COMPLETE, RunState.CLOSED)  # every party has reported its results
 
 
 class PeerFrames:
-    """Receives the streams of all parties; the `Host` of a `Listener`."""
+    """Receives the streams of all parties. It is the `Host` of a `Listener` (`transport.py`)."""
 
     def __init__(
         self, roster: Roster, handshake: ServerHandshake, run: str, on_invalid_message: OnInvalidMessage
     ) -> None:
-        """Receive parties.
+        """Prepare to receive the parties.
 
         Args:
             roster: the states of the parties, and the lock.
-            handshake: decides which processes take part.
+            handshake: decides which processes are admitted.
             run: the id of the run.
             on_invalid_message: abort the run, or drop the sender and wait for it to reconnect.
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        self._process = secrets.token_hex(8)  # a restarted server has a new name and knows no earlier frames
+        self._process = secrets.token_hex(8)  # new after a restart, so parties detect that earlier frames are unknown
         self.refused = 0  # number of refused connections and processes
 
     # --- Host -----------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class PeerFrames:
             self._roster.log.write(line, party or UNLISTED)
 
     def attach(self, party: str, stream: FrameStream, frames: Iterator[bytes]) -> None:
-        """Read a party's frames until its stream ends. The first one must be its hello."""
+        """Read a party's frames until the stream ends. The first frame must be a hello."""
         peer, changed = self._roster.peers[party], self._roster.changed
         try:
             for data in frames:
@@ -76,10 +77,10 @@ class PeerFrames:
                     if stream.is_open:
                         self._take(peer, stream, frame)
                     while peer.stream is stream and stream.is_open and peer.channel.is_overrun:
-                        changed.wait(1.0)  # the party ignores the window
+                        changed.wait(1.0)  # the party has sent more than its window allows
                     if not stream.is_open:
                         break
-        except Exception as error:  # any kind, because this thread must not end without a report
+        except Exception as error:  # every exception: this thread must not end without a report
             with changed:
                 self._reject(peer, stream, error)
         finally:
@@ -103,16 +104,16 @@ class PeerFrames:
         elif is_next:
             for piece in split_pieces(frame.body):
                 self._add_piece(peer, piece)
-            if self._roster.is_receiving:  # the thread of the run needs a message of another party as well
+            if self._roster.is_receiving:  # the thread of the run still waits for a message from another party
                 self._roster.changed.wake_writers()
                 return
-        self._roster.changed.notify_all()  # at the end: answers wait now, and acknowledgements have opened windows
+        self._roster.changed.notify_all()  # last: the frame may have queued answers or acknowledged earlier frames
 
     def _add_piece(self, peer: Peer, piece: memoryview) -> None:
         """Add a piece to its message; put the message into the inbox when it is complete."""
         attempt = self._roster.attempt
         if attempt is None or peer.state is not PeerState.RUNNING:
-            return  # it belongs to an attempt that is over; an attempt begins without incomplete messages
+            return  # the piece belongs to an attempt that is over; every attempt begins without incomplete messages
         whole = peer.channel.assembler.add(piece, lambda head, size: self._admit(peer, attempt, head, size))
         if whole is not None:
             peer.channel.put(whole, len(whole.content))
@@ -122,7 +123,7 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        # A known key is always an error, but the kind of error depends on the complete message: see `Receipts`.
+        # A key that was received before is always an error. `Receipts` decides which error, from the complete message.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
@@ -130,15 +131,15 @@ class PeerFrames:
     # --- hello ----------------------------------------------------------------------------
 
     def _take_hello(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
-        """Resume a known process, admit a new one, or refuse it."""
+        """Resume the channel of a known process, admit a new process, or refuse it."""
         if self._roster.failure is not None:
             self._roster.stop(stream)
         elif self._roster.run.state is RunState.LEAVING:
             stream.close()
         elif (hello.process, hello.server) == (peer.channel.process, self._process) and peer.state not in UNKNOWN:
-            # A process that was refused or omitted, or that failed, keeps its channel, but is no longer part of the
-            # run. It must pass the handshake again. Otherwise it would resume in the middle of an attempt that
-            # continues without it.
+            # In an UNKNOWN state, a process cannot resume its channel. It was refused or omitted, or it failed, so it
+            # must pass the handshake again. Otherwise it could resume in the middle of an attempt that continues
+            # without it.
             peer.channel.outbox.rewind(hello.received)
             self._bind_stream(peer, stream, {}, resumed=True)
             self._roster.log.write(f"{peer.name}: connected again.", peer.name)
@@ -159,7 +160,7 @@ class PeerFrames:
         self._bind_stream(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
-        if state is RunState.CLOSED:  # before that, the process receives the goodbye with the others
+        if state is RunState.CLOSED:  # in earlier states, the process will receive the goodbye together with the others
             self.send_goodbye(peer)
 
     def _bind_stream(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
@@ -177,7 +178,7 @@ class PeerFrames:
     # --- control messages -----------------------------------------------------------------
 
     def _take_control(self, peer: Peer, message: Any) -> None:
-        """Process a control message with a number."""
+        """Process a numbered control message."""
         if isinstance(message, control.Statement):
             self._take_statement(peer, message.payload)
             return
@@ -209,14 +210,14 @@ class PeerFrames:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        if before is not PeerState.COMPARING:  # otherwise this was logged before
+        if before is not PeerState.COMPARING:  # a comparing party was prepared, and logged, before
             self._roster.log.write(f"{peer.name}: prepared.", peer.name)
         for line in lines:
             self._roster.announce(line, about=peer.name)
         self._roster.ask_to_compare()
 
     def _take_final(self, peer: Peer, message: Any) -> None:
-        """Process the last message of a party, which ends the stream."""
+        """Process a message with which a party ends its stream."""
         if isinstance(message, control.Failed):
             self._roster.drop(peer, PeerEvent.FAIL)
             if self._roster.run.state in RUN_ENDED:  # the run ended while the message was in transit
@@ -237,7 +238,7 @@ class PeerFrames:
     # --- refusals -------------------------------------------------------------------------
 
     def may_return(self, error: Exception) -> bool:
-        """Return whether the run waits for a party after this error. Two contents under one key always abort."""
+        """Return whether the run waits for a party after this error. An EquivocationError always aborts the run."""
         return self._on_invalid_message == "wait" and not isinstance(error, EquivocationError)
 
     def expel(self, peer: Peer, reason: str) -> None:
@@ -246,17 +247,17 @@ class PeerFrames:
         self._roster.restart()
 
     def _refuse(self, peer: Peer, stream: FrameStream | None, refusal: RefusalError) -> None:
-        """Send the reason why a process cannot take part to the process and to all parties."""
+        """Tell a process and all parties why the process cannot take part."""
         refused = control.Refused(refusal.code, refusal.public_message, refusal.table, run=self._run)
         self.refused += 1
-        if refusal.code == Code.OTHER_PURPOSE:  # for example glasu doctor; the party's own process is not affected
+        if refusal.code == Code.OTHER_PURPOSE:  # for example from glasu doctor; the party's admitted process continues
             self._roster.log.write(
                 f"{peer.name}: a connection for another purpose was refused: {refused.reason}", peer.name
             )
         elif refused.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
             for line in refused.table:
                 self._roster.log.write(line, peer.name)
-            own = peer if stream is peer.stream else None  # a running process is informed about a second one
+            own = peer if stream is peer.stream else None  # a running process is told that a second one was refused
             self._roster.announce(f"{peer.name}: not accepted: {refused.reason}", about=peer.name, without=own)
             peer.refusal = refused.reason
         if stream is peer.stream:
@@ -265,7 +266,7 @@ class PeerFrames:
             stream.close(make_control_frame(refused))
 
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
-        """Abort the run because of an invalid frame, or refuse its sender."""
+        """Handle an error of a stream, such as an invalid frame: refuse its sender, or abort the run."""
         why = make_printable(get_public_message(error), MAX_REASON)
         fault = error.__cause__ if isinstance(error, CheckpointError) else error  # error of a state file or of a stream
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects

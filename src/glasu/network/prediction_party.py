@@ -1,4 +1,4 @@
-"""A party's part of a prediction: compute with its trained weights, and write the predictions that it receives."""
+"""A party's part of a prediction: compute with the trained weights, and write the received predictions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from glasu.wire.message_key import ATTEMPTS
 class Query:
     """The nodes whose scores a party requests."""
 
-    nodes: NodeSet  # positions; empty: the party only helps the other parties
+    nodes: NodeSet  # row numbers; empty if the party only helps the other parties
     file_format: str = "csv"  # or "parquet"
 
 
@@ -49,13 +49,13 @@ class Query:
 class Predicted:
     """The scores that a party received: class probabilities, or numbers in the unit of the labels.
 
-    It is empty if the party requested no nodes, or if another party has the labels.
+    There are no scores if the party requested no nodes, or if another party has the labels.
     """
 
-    nodes: NodeSet  # positions: first the requested nodes in their order, then those that other parties requested
+    nodes: NodeSet  # row numbers: first the nodes this party requested, in that order, then nodes of other parties
     scores: NDArray[Any]
     file: Path | None
-    missing: tuple[str, ...] = ()  # parties of the training that did not take part
+    missing: tuple[str, ...] = ()  # parties of the training that were absent from the prediction
 
 
 class PredictionParty(ClientPurpose[Predicted]):
@@ -67,8 +67,8 @@ class PredictionParty(ClientPurpose[Predicted]):
         """Load the trained model of the folder.
 
         Raises:
-            ConfigError: the folder holds no finished training of this party, or the training used another secret.
-            ConfigError: the model needs more memory than this party allows.
+            ConfigError: the folder contains no finished training of this party, the training used another secret, or
+                the model needs more memory than this party allows.
             DataError: the party's data does not fit the model.
         """
         super().__init__(options, party)
@@ -79,7 +79,7 @@ class PredictionParty(ClientPurpose[Predicted]):
                 "`glasu join`."
             )
         # Without a secret, the noise of released rows would follow from the public seed. With another secret, a row
-        # that the training has released would leave again with other noise, and the mean of both rows has less noise.
+        # from the training would be released again with different noise, and the mean of both releases has less noise.
         remedy = "restore the file that this training used, or train again"
         refuse_other_secret(options.kit, self.state.value, "the training", remedy)
         self.model = TrainedModel.load(options.out)
@@ -92,7 +92,7 @@ class PredictionParty(ClientPurpose[Predicted]):
         self._predicted: Predicted | None = None
 
     def facts(self) -> Facts:
-        """Return the facts of this party: its data, and the training and classes of its model."""
+        """Return the facts about this party's data, and about the training and the classes of its model."""
         about_classes: LabelFacts = {} if self.party.labels is None else collect_class_facts(self.model.classes)
         if self.model.config.train.warm_start:
             about_classes["selected"] = "ensemble" if self.model.ensemble else "joint"
@@ -101,23 +101,23 @@ class PredictionParty(ClientPurpose[Predicted]):
         )
 
     def scope(self) -> LedgerScope:
-        """Return the scope of this prediction, which belongs to the training of the model."""
+        """Return the scope of the ledger entries. The prediction belongs to the training of the model."""
         return LedgerScope(self._run, str(self.state.value.run), self.purpose.name, self.client.requested.digest())
 
     def accept(self, offered: WelcomePayload) -> None:
-        """Check that the server predicts with the training of this model, and build the client."""
+        """Check that the server has the roster and settings of this model's training, and build the client."""
         note_welcome(self.state)
         if offered.roster != self.roster:
             raise RefusalError(
                 Code.WRONG_ROSTER,
                 f"the model was trained by the parties {', '.join(self.roster)}; the server's roster is "
-                f"{make_printable(', '.join(offered.roster), MAX_REASON)}. Restore the server's kit.toml of that time, "
-                "or change the roster with `glasu provision --add` or `--remove`.",
+                f"{make_printable(', '.join(offered.roster), MAX_REASON)}. Restore the kit.toml that the server had "
+                "then, or change the roster with `glasu provision --add` or `--remove`.",
             )
         config, _ = resolve(read_offered_config(offered.config), self.party.num_nodes)
         refuse_settings(
             compare_settings({f"{self.party.name} trained": self.model.config.flatten(), THE_SERVER: config.flatten()}),
-            "the server's settings are not those of the training: {}.",
+            "the server's settings are not the settings of the training: {}.",
         )
         self._run = offered.run
         if self._client is None:
@@ -131,7 +131,7 @@ class PredictionParty(ClientPurpose[Predicted]):
             )
 
     def begin(self, attempt: ProposedAttempt) -> Script[tuple[NodeSet, NDArray[Any]]]:
-        """Return the script of an attempt; each attempt has its own run id.
+        """Return the script of an attempt. Each attempt has its own run id.
 
         Raises:
             ProtocolError: the proposed parties are not in the roster, not in its order, or do not include this party.
@@ -190,7 +190,7 @@ def _request(client: Client, nodes: NodeSet) -> Script[tuple[NodeSet, NDArray[An
 
 
 def _add_classes(model: TrainedModel, party: PartyData) -> PartyData:
-    """Return the party with the classes of the model; without labels if the model has no classifier."""
+    """Return the party with the classes of the model, or without labels if another party has the classifier."""
     model.check_data([party])
     if model.config.train.label_owner in (None, party.name):
         return model.add_unknown_labels([party])[0]

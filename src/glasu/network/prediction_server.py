@@ -30,7 +30,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     purpose = PREDICTION
 
     def __init__(self, options: ServeOptions) -> None:
-        """Check that the folder holds the finished training of these settings and parties."""
+        """Check that the folder contains a finished training with these settings and parties."""
         roster = options.kit.roster
         config = prepare_config_for_network(options.config, roster)
         refuse_kit(options.kit, config)
@@ -47,26 +47,26 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
     def begin(self) -> None:
         """Begin a prediction."""
         super().begin()
-        if self.state.value.ledger_scope != self._trained.ledger_scope:  # from an earlier training in this folder
+        if self.state.value.ledger_scope != self._trained.ledger_scope:  # the record is from an earlier training
             self.state.update(ledger_scope=self._trained.ledger_scope, ledgers=self._trained.ledgers)
         if self.config.train.party_dropout:
             name = self.config.train.label_owner
-            owner = "" if name is None else f", except {name} with the labels"
+            owner = "" if name is None else f" Party {name} is always required, because it has the labels."
             self.options.log.info(
-                "prediction: the other parties continue without a party that has no connection for %.0f s%s.",
+                "prediction: if a party has no connection for %.0f s, the other parties continue without it.%s",
                 self.options.wait,
                 owner,
             )
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
-        """Plan an attempt with a new run id, because a repeated request may have different contents.
+        """Plan an attempt with a new run id. The id is new because a repeated request may have different contents.
 
-        The parties that are present are the clients of this attempt, as if the roster listed no others.
+        The present parties are the clients of this attempt, as if the roster listed only them.
         """
         statements, self._present = self.admission.collect_statements(present), tuple(present)
         number = self.count_attempt()
         server, limits = self.build_server(statements, derive_attempt_run(self.run, number))
-        # The parties know which model was selected, and all of them state the same model.
+        # Each party states which model was selected. The statements agree, because the handshake has compared them.
         server.progress.ensemble = any(stated.facts.selected == "ensemble" for stated in statements.values())
         return Attempt(number, 0, dict.fromkeys(statements, START), limits.check), server_request(server)
 

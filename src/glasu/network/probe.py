@@ -16,15 +16,16 @@ VERIFY_CODES = {  # OpenSSL's X509_V_ERR_*
     9: ConnectionCode.SERVER_NOT_YET_VALID,
     10: ConnectionCode.SERVER_EXPIRED,
     62: ConnectionCode.SERVER_OF_OTHER_NAME,
-    64: ConnectionCode.SERVER_OF_OTHER_NAME,  # an IP address
+    64: ConnectionCode.SERVER_OF_OTHER_NAME,  # for an IP address
 }
 
 
 def probe(kit: Kit, address: str) -> CertificateInfo | Disconnection:
     """Connect once; return the certificate of a server that accepts this party, or the reason for the failure.
 
-    With TLS 1.3 a server checks the party's certificate after the party's handshake is complete. A server that accepts
-    it sends its HTTP/2 settings immediately. A server that rejects it closes the connection without an alert.
+    With TLS 1.3, the handshake is complete at the party before the server checks the party's certificate. A server that
+    accepts the certificate sends its HTTP/2 settings immediately. A server that rejects it closes the connection
+    without an alert.
     """
     try:
         raw = socket.create_connection(split_address(address), SECONDS)

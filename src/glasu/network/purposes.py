@@ -1,4 +1,4 @@
-"""The purposes of a session: one object for each, which states what the handshake does differently for it."""
+"""The purposes of a session. Each purpose is an object that states how the handshake differs for it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What all roles of a session do together. Only its name is sent, in the facts, and recorded in the ledgers."""
+    """What all roles of a session do together. Only the name is sent (in the facts) and recorded (in the ledgers)."""
 
     name: str
     finished_answer: str  # the answer to a process that connects when all parties have their results
-    absence_error: str | None  # why the parties cannot continue without a missing one; None: the settings decide
+    absence_error: str | None  # why the parties cannot continue if one is missing; None: this depends on the settings
     states_data: bool = True  # whether a party states facts about its data; False: only the rules for its ids
 
 

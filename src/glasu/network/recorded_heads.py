@@ -1,7 +1,7 @@
-"""The ledger heads that a server records: a party whose ledger was truncated or replaced is refused.
+"""The ledger heads that a server records, in order to refuse a party whose ledger was truncated or replaced.
 
-Every party records the same heads in its own ledger (`Ledger.record_heads`), so this check does not depend on the
-server alone.
+Every party also records the heads of the other parties in its own ledger (`Ledger.record_heads`), so this check does
+not depend on the server alone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class RecordedHeads:
 
         Args:
             state: the state file of the server.
-            scope: the training that all parties take part in; during it no party may replace or truncate its ledger.
-                Empty in an alignment, whose parties may begin another ledger.
+            scope: the id of the training. During one training, no party may replace or truncate its ledger. Empty in an
+                alignment, where a party may begin another ledger.
         """
         self._state, self._scope = state, scope
 
     def check(self, party: str, head: LedgerHead) -> None:
-        """Raise RefusalError if a ledger contradicts the head that its party stated before."""
+        """Raise RefusalError if a head contradicts the head that the party stated before."""
         record = self._state.value
         before = record.ledgers.get(party)
         if before is None or (record.ledger_scope != self._scope and before.ledger != head.ledger):

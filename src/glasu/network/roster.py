@@ -1,15 +1,16 @@
 """All parties of a run at the server, the state of the run, and the lock that guards both.
 
-Lock order: `Roster.changed`, then the lock of a `StateFile`, which is the last one.
+Lock order: first `Roster.changed`, then the lock of a `StateFile`. Code that holds the lock of a state file writes the
+file and acquires no other lock.
 
-Threads of gRPC and the thread of the run hold `Roster.changed` for short steps only. They parse JSON, and encode,
-decode and hash messages, without it. Code that holds it may write a log line and call the handshake, which updates
-serving.json. When the handshake admits a new process, it also reads and hashes the server's checkpoints (at most two):
-the list must still hold when the process is admitted, and that happens once per start of a party.
+gRPC's threads and the thread of the run hold `Roster.changed` only for short steps. They parse JSON, and encode, decode
+and hash messages, without it. Code that holds it may write a log line and call the handshake, which updates
+serving.json. When the handshake admits a new process, it also reads and hashes the server's checkpoints (at most two).
+It needs the lock for this, because the checkpoints must not change until the process is admitted. This happens once per
+start of a party.
 
-The thread of the run updates the state file without `Roster.changed`. Code that holds the lock of a state file writes
-that file and takes no other lock. The listener of `transport.py` has a separate lock and calls the session without
-holding it.
+The thread of the run updates the state file without `Roster.changed`. The listener in `transport.py` has a separate
+lock, and does not hold it when it calls the session.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
 CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
-NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; later lines are less frequent
-NAMED_EVERY = 60.0  # maximum seconds between such lines, so that the parties see that the server is alive
+NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; the interval then grows
+NAMED_EVERY = 60.0  # maximum interval in seconds; parties receive the line and see that the server is alive
 GROUPS = 8  # number of (phase, round) pairs whose digests are kept; an exchange uses only a few pairs
 
 
 class Receipts:
     """Keys and digests of the messages that a party sent in the last GROUPS (phase, round) pairs.
 
-    Every key is received at most once. Frames that are sent again after a break have known numbers, and the channel
-    drops them before they are read as messages. A new attempt and a new process begin with empty receipts, and their
+    A key must be received at most once. If frames are sent again after a break, the channel recognises their numbers
+    and drops them before they are read as messages. Every attempt and every process begins with empty receipts, and
     keys contain the number of the attempt. So no honest party repeats a key, and a repeated key is an invalid message.
     It must not be ignored: a party could send it instead of the expected message, and the server would wait forever.
-    Two contents under one key are worse, because one of them is wrong: the run stops under any policy.
+    If two messages with one key differ in content, one of them is wrong, and the run stops under every policy.
     """
 
     def __init__(self) -> None:
@@ -65,8 +66,8 @@ class Receipts:
         """Record a message.
 
         Raises:
-            ProtocolError: the message was received before.
-            EquivocationError: a message with this key and another content was received before.
+            ProtocolError: the same message was received before.
+            EquivocationError: a different message with this key was received before.
         """
         group, packed = (int(key.phase), key.round), key.pack()
         known = self._groups.get(group, {}).get(packed)
@@ -86,17 +87,17 @@ class Receipts:
 
 @dataclass(eq=False)
 class Peer:
-    """One party, as the server sees it."""
+    """What the server knows about one party."""
 
     name: str
-    away_since: float  # when it lost its last stream, or the run began
+    away_since: float  # when the party lost its last stream; before its first stream, the start of the server
     stream: FrameStream | None = None
     machine: StateMachine[PeerState, PeerEvent] = field(default_factory=make_peer_machine)
     channel: Channel = field(default_factory=Channel)  # the channel to the last admitted process
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
     refusal: str = ""  # why the party's last process was refused
-    result: Payload = field(default_factory=dict)  # what the party reported when it had finished
+    result: Payload = field(default_factory=dict)  # the payload of the party's `PartyResult`
 
     @property
     def state(self) -> PeerState:
@@ -107,19 +108,19 @@ class Peer:
         return self.stream is not None
 
     def ask_again(self) -> None:
-        """Ask for another statement, unless the party still owes one or is not part of the run."""
+        """Ask for another statement, unless one is still due or the party is not part of the run."""
         if self.machine.allows(PeerEvent.REGATHER):
             self.machine.advance(PeerEvent.REGATHER)
             self.send_control(StatementRequest({}))
 
     def ask_to_compare(self, shares: Mapping[str, IdShare]) -> None:
-        """Ask a prepared party to compare its ids with those of the parties whose shares these are."""
+        """Ask a prepared party to compare its ids with the parties in `shares`; it receives their key shares."""
         self.machine.advance(PeerEvent.COMPARE)
         self.send_control(StatementRequest(shares))
 
     @property
     def has_acknowledged_all(self) -> bool:
-        """Return whether its process has acknowledged every frame."""
+        """Return whether the party's process has acknowledged every frame."""
         return self.channel.outbox.held == 0
 
     def clear(self) -> None:
@@ -128,12 +129,12 @@ class Peer:
         self.receipts = Receipts()
 
     def send_control(self, message: object) -> None:
-        """Send a numbered control message. It arrives over this stream or a later one."""
+        """Queue a numbered control message. It is sent on the current stream or a later one."""
         self.channel.outbox.put_control(message)
 
 
 class RestartAttempt(Exception):  # noqa: N818 - not an error: another attempt follows
-    """The current attempt is void: a process is new, or a party was dropped or omitted. Gather the parties again."""
+    """The attempt is void, because a party has a new process, was dropped or is omitted. Gather the parties again."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ class Attempt:
 
     number: int  # increases with every attempt
     round: int  # the attempt continues after this round
-    digests: Mapping[str, str | None]  # digests of the checkpoints of that round, by party in client order
-    check_limits: CheckLimits  # refuses a message, by its header and size, that is too long for this run
-    ledgers: Mapping[str, SignedHead] = field(default_factory=dict)  # by party
+    digests: Mapping[str, str | None]  # digest of each party's checkpoint of that round, in client order
+    check_limits: CheckLimits  # refuses a message that is too long for this run, from its header and size
+    ledgers: Mapping[str, SignedHead] = field(default_factory=dict)  # heads of the ledgers, by party
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class Attempt:
 
 
 class Roster:
-    """The parties and the state of the run. It waits for parties and reports those that are missing."""
+    """The parties and the state of a run. Its methods wait for parties, and report the missing ones."""
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Roster:
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the thread of the run waits for messages, and some have not arrived."""
+        """Whether the thread of the run waits for a message that has not arrived."""
         return any(peer.expected is not None and not peer.channel.inbox for peer in self.peers.values())
 
     def fail(self, error: GlasuError) -> None:
@@ -208,7 +209,7 @@ class Roster:
             raise RestartAttempt
 
     def stop(self, stream: FrameStream) -> None:
-        """Close a stream with the reason for the failure as its last frame."""
+        """Close a stream after the run has failed. The last frame contains the reason."""
         if self.failure is not None:
             stream.close(make_control_frame(Stopped(self.failure.code, self.failure.public_message)))
 
@@ -243,11 +244,11 @@ class Roster:
                 peer.stream.send(notice)
 
     def wait_for(self, done: Callable[[Peer], bool], what: str) -> None:
-        """Wait until every party is done; log those that are not.
+        """Wait until `done` is true for every party. After some time, log the parties for which it is false.
 
         A party with a stream is alive, because gRPC ends the stream of a dead process. It may compute as long as it
-        needs. A party that has had no stream for too long is omitted, if the others can continue without it. Otherwise
-        the run fails.
+        needs. A party without a stream for too long is omitted, if the other parties can continue without it.
+        Otherwise the run fails.
         """
         since, named, last = self.clock(), NAMED_AFTER, None
         while True:
@@ -270,10 +271,10 @@ class Roster:
             self.changed.wait(min(1.0, max(0.05, left)))
 
     def ask_to_compare(self) -> None:
-        """Ask the next prepared party that has not compared its ids with another prepared party.
+        """If a prepared party has not compared its ids with another prepared party, ask it to do so.
 
-        Parties are asked one after the other, in the order of their admission. So if two parties differ, the later
-        one is refused.
+        Parties are asked one after the other, in the order of their admission. So if the ids of two parties differ, the
+        party that was admitted later is refused.
         """
         is_comparing = any(peer.state is PeerState.COMPARING for peer in self.present)
         if is_comparing or self.run.state is not RunState.GATHERING:
@@ -285,12 +286,12 @@ class Roster:
             self.peers[party].ask_to_compare(shares)
 
     def _seconds_left(self, pending: Sequence[Peer]) -> float:
-        """Return the seconds until the first party without a stream is overdue."""
+        """Return the seconds until the first of these parties has been without a stream for too long."""
         gone = (peer for peer in pending if not peer.is_connected)
         return min((peer.away_since + self._wait - self.clock() for peer in gone), default=self._wait)
 
     def _omit_overdue(self, pending: Sequence[Peer], what: str) -> None:
-        """Continue without the overdue parties, or raise AbsenceError if the others cannot.
+        """Omit the overdue parties, or raise AbsenceError if the other parties cannot continue without them.
 
         If an attempt is running, it becomes void, because its messages were computed with the omitted parties.
         """

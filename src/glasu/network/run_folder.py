@@ -1,6 +1,6 @@
-"""The --out folder of a role: decide whether a run begins or continues there, or is refused. Torch is not loaded here.
+"""The --out folder of a role: decide whether a run may begin or continue in it. Torch is not loaded here.
 
-The public message of each refusal contains no path and no id, because the dry run shows it to all roles.
+The public message of each error contains no path and no id, because the dry run shows it to all roles.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NEW_RUN = "for a new training, give another --out, or --fresh, at the server and
 
 @dataclass(frozen=True)
 class FinishedPrivacy:
-    """The part of a report's `privacy` that is read again."""
+    """The fields that are read from `privacy` in a report.json."""
 
     differential_privacy: Mapping[str, Any] | None = None  # the fields of `SpentEpsilon` and others
 
 
 @dataclass(frozen=True)
 class FinishedPart:
-    """The part of a party's report.json that is read again."""
+    """The fields that are read from a party's report.json."""
 
     party: str
     parties: tuple[str, ...]
@@ -50,7 +50,7 @@ class FinishedPart:
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """The part of a server's report.json that is read again."""
+    """The fields that are read from a server's report.json."""
 
     config: Mapping[str, Any]
     parties: tuple[PartySummary, ...]
@@ -60,7 +60,7 @@ class FinishedTraining:
 
 @dataclass(frozen=True)
 class ListedSubsets:
-    """The scores of subsets of the parties in a server's report.json."""
+    """The validation scores of subsets of the parties, read from a server's report.json."""
 
     subsets: tuple[Mapping[str, Any], ...] | None = None
 
@@ -71,12 +71,12 @@ def open_serving(out: Path) -> StateFile[ServingRecord]:
 
 
 def continues_run(out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str]) -> bool:
-    """Return whether a server's folder holds this run.
+    """Return whether a server's folder contains a run with these parties and settings.
 
-    Until a party has joined, the settings of a run may change; such a folder holds no run.
+    Until a party has joined, the parties and settings may change. If they have changed, the function returns False.
 
     Raises:
-        ConfigError: the folder holds a run with other parties or settings.
+        ConfigError: parties have joined the run in the folder, but its roster or settings differ.
     """
     if record.run is None:
         refuse_unknown_checkpoints(out / CHECKPOINTS, SERVING)
@@ -99,7 +99,7 @@ def require_finished_training(out: Path, record: ServingRecord, config: RunConfi
 
 
 def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
-    """Return the settings of a finished training. Settings that a race chose are read from its report."""
+    """Return the settings of a finished training. If a race chose some of them, read them from the report."""
     if len(list_candidates(config)) == 1:
         return config
     trained = RunConfig.from_dict(read_report(FinishedTraining, out).config, str(out / REPORT))
@@ -109,7 +109,7 @@ def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
 def _refuse_other_run(
     out: Path, record: ServingRecord, config: RunConfig, roster: Sequence[str], or_else: str = ""
 ) -> None:
-    """Refuse a server's folder with a run of other parties or settings; `or_else` adds remedies to the error."""
+    """Refuse a server's folder if its run has other parties or settings. `or_else` adds remedies to the error."""
     if record.roster != tuple(roster):
         raise ConfigError(
             f"{out}: holds a run of other parties: {describe_roster_change(record.roster, roster)}. Restore that "
@@ -120,19 +120,19 @@ def _refuse_other_run(
         differences = compare_settings({"here": config.flatten(), "there": record.settings})[:SHOWN_SETTINGS]
         listed = (f"{each.name} = {each.values['there']!r} there, {each.values['here']!r} here" for each in differences)
         raise ConfigError(
-            f"{out}: holds a run with other settings: {'; '.join(listed)}. Use those{or_else}.",
+            f"{out}: holds a run with other settings: {'; '.join(listed)}. Use the earlier settings{or_else}.",
             f"holds a run with other settings; {NEW_RUN}",
         )
 
 
 def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str | None) -> bool:
-    """Return whether a party's folder holds its part of a run.
+    """Return whether a party's folder contains a part of a run that the party can continue.
 
     Args:
         out: the folder.
         record: the content of its joining.json.
         data: digest of the party's current data; None if the data cannot be read.
-        only: the only run that the party wants to join.
+        only: the only run that the party may join; None: any run.
 
     Raises:
         ConfigError: the folder belongs to another run, or the run began with other data.
@@ -142,8 +142,8 @@ def continues_part(out: Path, record: JoiningRecord, data: str | None, only: str
         return False
     if only not in (None, record.run):
         raise ConfigError(
-            f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of that run.",
-            "holds a part of a run other than the one that --run names; give the --out folder of that run",
+            f"{out}: holds a party's part of run {record.run}, not of {only}; give the --out folder of run {only}.",
+            "holds a part of another run than --run; give the --out folder of the run in --run",
         )
     if data not in (None, record.data):
         raise ConfigError(f"{out}: {OTHER_DATA}.", OTHER_DATA)
@@ -163,8 +163,8 @@ def refuse_other_secret(kit: Kit, record: JoiningRecord, since: str, remedy: str
     Args:
         kit: the kit with the party's secret.
         record: the content of joining.json, with the commitment of the original secret.
-        since: the event after which the secret must not change; the error names it.
-        remedy: the remedy that the error names.
+        since: the event after which the secret must not change, for the error.
+        remedy: what to do, for the error.
     """
     secret = kit.secret
     if secret is not None and secret.commitment() == record.secret:
@@ -184,9 +184,9 @@ def describe_roster_change(there: Sequence[str], here: Sequence[str]) -> str:
 
 
 def read_subsets(out: Path) -> list[SubsetScores]:
-    """Return the validation scores of subsets of the parties from a server's report.json; none without a report.
+    """Return the validation scores of subsets of the parties from a server's report.json.
 
-    A prediction needs no report. If the report is unreadable, the scores are unknown.
+    If the report is missing or unreadable, return no scores, because a prediction does not require them.
     """
     try:
         return [_read_subset(each) for each in read_report(ListedSubsets, out).subsets or ()]
@@ -195,13 +195,13 @@ def read_subsets(out: Path) -> list[SubsetScores]:
 
 
 def _read_subset(listed: Mapping[str, Any]) -> SubsetScores:
-    """Read one entry of `subsets`; a metric that is not defined is omitted."""
+    """Read one entry of `subsets`. Metrics without a value are omitted."""
     metrics = {name: value for name, value in listed.items() if name != "parties" and value is not None}
     return read_record(SubsetScores, {"parties": listed.get("parties"), "metrics": metrics}, REPORT)
 
 
 def read_report(cls: type[T], out: Path) -> T:
-    """Read report.json of a role that has finished; `cls` has the fields that the caller needs."""
+    """Read report.json of a finished role. `cls` is a dataclass with the fields that the caller needs."""
     path = out / REPORT
     try:
         return read_record(cls, parse_json(path.read_bytes(), str(path)), str(path), partial=True)

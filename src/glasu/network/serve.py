@@ -1,6 +1,7 @@
-"""The server between machines: one loop for training, prediction, alignment and the dry run. No torch here.
+"""The server's side of a session over the network: one loop for training, prediction, alignment and the dry run.
 
-A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds.
+A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds. Torch
+is not loaded here.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
         Args:
             options: the options of the command.
-            served: the run that the parties are offered.
-            policy: decides what the server does with a process that differs from the run.
+            served: the run that the server offers to the parties.
+            policy: decides what the server does with a process that does not fit the run.
         """
         self.options, self.config, self.run = options, served.config, served.run
         self.telemetry = Telemetry(options.clock, parts=SERVER_PARTS)
@@ -102,10 +103,10 @@ class ServerPurpose(ABC, Generic[ReportT]):
 
 
 class ScriptPurpose(ServerPurpose[ReportT]):
-    """A purpose that runs a script with the parties, in attempts: training, prediction, alignment.
+    """A purpose that runs a script together with the parties: training, prediction, alignment.
 
-    It refuses parties that differ from the run, and records the admitted processes and the heads of the parties'
-    ledgers.
+    It runs the script in attempts, refuses parties that do not fit the run, and records the admitted processes and the
+    heads of the parties' ledgers.
     """
 
     purpose: ClassVar[Purpose]
@@ -127,7 +128,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
             config: the settings that the parties receive.
             run: the id of the run.
             state: records the admitted processes and the ledgers.
-            scope: the training that the parties take part in; empty in an alignment.
+            scope: the id of the training that the ledger heads belong to; empty in an alignment.
         """
         self.state = state
         served = ServedRun(self.purpose, facts, config, options.kit.roster, run, self.list_checkpoints)
@@ -137,7 +138,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     @property
     def progress(self) -> Progress | None:
-        """The progress with which the planned attempt begins; None: the purpose has no rounds."""
+        """The progress at the start of the planned attempt; None if the purpose has no rounds."""
         return None
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> ReportT:
@@ -168,14 +169,14 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 
     @abstractmethod
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[Any]]:
-        """Plan the next attempt and its script, with these parties. All have stated their facts and checkpoints."""
+        """Return the next attempt and its script. The present parties have stated their facts and checkpoints."""
 
     @abstractmethod
     def finish(self, result: Any, finished: Sequence[ResultPayload]) -> ReportT:
         """Write the report, from the script's result and the results of the parties."""
 
     def begin(self) -> None:
-        """Begin in the folder without fencing against earlier processes, because each process serves its own run.
+        """Begin a new run in the folder. Processes that were admitted to an earlier run are forgotten.
 
         Training, which later processes can resume, overrides this.
         """
@@ -189,14 +190,14 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         return self.state.value.attempt
 
     def add_ledgers(self, attempt: Attempt) -> Attempt:
-        """Store the heads of the parties' ledgers durably; return the attempt with them."""
+        """Store the heads of the parties' ledgers durably, and return the attempt with these heads."""
         statements = self.admission.collect_statements(attempt.present)
         heads = {party: stated.ledger for party, stated in statements.items() if stated.ledger is not None}
         self._keep_heads(heads)
         return dataclasses.replace(attempt, ledgers=heads)
 
     def note_results(self, results: Mapping[str, ResultPayload]) -> None:
-        """Store the heads of the ledgers of parties that have finished; the goodbye forwards them."""
+        """Store the last heads of the parties' ledgers. The goodbye forwards them to all parties."""
         self.ledgers = {party: result.ledger for party, result in results.items() if result.ledger is not None}
         self._keep_heads(self.ledgers)
 
@@ -208,7 +209,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
         return to_plain(GoodbyePayload(ledgers=self.ledgers))
 
     def build_server(self, statements: Mapping[str, StatementPayload], run: bytes) -> tuple[Server, Limits]:
-        """Build the server for these parties and the counts in their statements; return it with the message limits."""
+        """Build the server of an attempt from the parties' statements; return it and the limits of message sizes."""
         facts, roster = [stated.facts for stated in statements.values()], tuple(statements)
 
         def find_fact(name: str) -> int:
@@ -287,7 +288,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
             report = purpose.run_session(session, performer(session, purpose))
             session.close_run(purpose.goodbye_seconds, purpose.build_goodbye(report))
             finished = True
-        except Exception as error:  # even a full disk or a bug, because the parties must not wait forever
+        except Exception as error:  # every exception, even a full disk or a bug: the parties must not wait forever
             session.announce_failure(error, purpose.goodbye_seconds)
             raise
         except KeyboardInterrupt:
@@ -299,7 +300,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
 
 
 def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:
-    """Read the parties' results. The error of a malformed result names its party."""
+    """Read the parties' results. The error for a malformed result names the party that sent it."""
     results = {}
     for party, payload in payloads.items():
         try:

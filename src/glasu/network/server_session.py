@@ -1,7 +1,7 @@
 """The server's session with all parties. The thread of the run calls it: gather, begin, receive, send, finish.
 
-Threads of gRPC put messages into inboxes (`peer_frames.py`), and the thread of the run takes them out. One lock guards
-both; `roster.py` describes the lock order.
+gRPC's threads put messages into inboxes (`peer_frames.py`), and the thread of the run takes them out. One lock guards
+the inboxes and all states; `roster.py` describes the lock order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from glasu.protocol.requests import Receive
 
 
 class ServerSession:
-    """All parties of one run, at the server.
+    """The server's session with all parties of one run.
 
-    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> close_run. If a party's process is
-    new, any of these raises RestartAttempt, and the caller must gather again. After a failure, they raise its error.
+    gather -> begin_attempt -> receive, broadcast, scatter ... -> collect_results -> close_run. If a party has a new
+    process, the methods after `gather` raise RestartAttempt, and the caller must call `gather` again. If the run has
+    failed, every method raises the error of the failure.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ServerSession:
 
         Args:
             roster: names, in client order.
-            handshake: decides which processes take part.
+            handshake: decides which processes are admitted.
             run: the id of the run.
             wait: seconds that a party may be without a connection.
             log: receives lines for people.
@@ -65,7 +66,7 @@ class ServerSession:
             lock: guards the state of the session; None: a new lock.
         """
         self._handshake = handshake
-        lock = SessionLock() if lock is None else lock  # hold it to read `roster`; it is `roster.changed`
+        lock = SessionLock() if lock is None else lock  # also available as `roster.changed`; hold it to read `roster`
         self.roster = Roster(roster, handshake, wait, clock, log, lock)
         self.host = PeerFrames(self.roster, handshake, run, on_invalid_message)  # receives the streams of a `Listener`
 
@@ -101,7 +102,7 @@ class ServerSession:
             roster.attempt = None
             for peer in roster.peers.values():
                 peer.clear()
-                if peer.state is not PeerState.PREPARED:  # its checkpoints may have changed since its statement
+                if peer.state is not PeerState.PREPARED:  # the checkpoints may have changed since the last statement
                     peer.ask_again()
             roster.ask_to_compare()
             roster.changed.notify_all()
@@ -130,7 +131,7 @@ class ServerSession:
             roster.run.advance(RunEvent.START)
 
     def receive(self, expected: Receive) -> list[Message]:
-        """Return the next message of every party of the attempt, in client order; it must be the expected one.
+        """Return the next message of every party of the attempt, in client order. All must match `expected`.
 
         Raises:
             ProtocolError: a party's message is invalid or unexpected; `drop_sender` may let the run continue.
@@ -149,7 +150,7 @@ class ServerSession:
         return [self._decode(peer, encoded, expected) for peer, encoded in zip(peers, arrived, strict=True)]
 
     def _decode(self, peer: Peer, encoded: Encoded, expected: Receive) -> Message:
-        """Check and decode a message. Hashing and decoding hold no lock."""
+        """Check and decode a message. The lock is not held for hashing and decoding."""
         (kind, key, *_), receipts = encoded.head, peer.receipts
         digest = hashlib.sha256(encoded.content).digest()
         try:
@@ -181,7 +182,7 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def drop_sender(self, error: GlasuError) -> bool:
-        """Drop the party whose message caused an error, if the policy is to wait for it. Otherwise return False.
+        """If the policy is to wait, drop the party whose message caused the error and return True; otherwise False.
 
         If it returns True, the caller must gather the parties again.
         """
@@ -194,11 +195,11 @@ class ServerSession:
         return True
 
     def close_run(self, seconds: float, goodbye: Payload | None = None) -> None:
-        """Send the goodbye to every party; wait for all to disconnect, and for absent ones to connect.
+        """Send the goodbye to every party. Wait until all parties, even absent ones, have received it and disconnected.
 
         Args:
-            seconds: how long to wait.
-            goodbye: a payload for every party; `ClientSession.goodbye` holds it at the party.
+            seconds: how long to wait at most.
+            goodbye: the payload for every party; a party reads it from `ClientSession.goodbye`.
         """
         roster = self.roster
         with roster.changed:
@@ -213,7 +214,7 @@ class ServerSession:
             )
 
     def announce_failure(self, error: BaseException, seconds: float) -> None:
-        """Send every party the reason why the run ends, before any queued data.
+        """Tell every party why the run has failed. The reason is sent before any queued data.
 
         Then wait at most `seconds` for all parties to disconnect.
         """
@@ -229,7 +230,7 @@ class ServerSession:
             self._wait_for_end(lambda peer: not peer.is_connected, roster.clock() + seconds)
 
     def leave(self) -> None:
-        """Record that this process is interrupted. Streams will end, and the parties wait for the next process."""
+        """Record that this process is interrupted. Its streams end, and the parties wait for another server process."""
         with self.roster.changed:
             self.roster.run.advance(RunEvent.LEAVE)
 

@@ -1,7 +1,8 @@
-"""The ledger of a party in a session: the party states its head before every attempt and records the others' heads.
+"""The ledger of a party in a session: state its head before every attempt, and record the other parties' heads.
 
-Heads are signed together with the run and whether the run is finished, so the server cannot change one, or forward the
-head of another run. It can repeat an earlier head of the same run, unless the receiver has recorded a later one.
+A party signs its head together with the id of the run and a mark whether the run is finished. So the server can neither
+change a head nor forward a head of another run. It can repeat an earlier head of the same run, unless the receiver has
+recorded a later one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from glasu.runtime.ledger_file import close_ledger
 
 
 class LedgerScope(NamedTuple):
-    """The run and the training that the ledger entries of a session belong to."""
+    """The run and the training to which a session's ledger entries belong."""
 
     run: str  # id of the run
     training: str  # id of the training; empty in an alignment
@@ -27,10 +28,10 @@ class LedgerScope(NamedTuple):
 
 
 class SessionLedger:
-    """The ledger of one party, which also records the heads of the others' ledgers."""
+    """The ledger of one party. It also records the heads of the other parties' ledgers."""
 
     def __init__(self, name: str, signer: Signer) -> None:
-        """Start without a file; a purpose with messages replaces `ledger` with the one in its folder.
+        """Start with a ledger in memory. A purpose that sends messages replaces `ledger` with the ledger in its folder.
 
         Args:
             name: the name of this party.
@@ -38,7 +39,7 @@ class SessionLedger:
         """
         self.name, self.ledger, self._signer = name, Ledger(), signer
         self._stated: SignedHead | None = None
-        self._begun = ""  # the run of the last start in the ledger
+        self._begun = ""  # the run whose start was recorded last in the ledger
         self._peers: tuple[str, ...] = ()  # the other parties of the last attempt
 
     def sign_head(self, scope: LedgerScope, *, is_last: bool = False) -> SignedHead:
@@ -51,7 +52,7 @@ class SessionLedger:
         return self._stated
 
     def open_attempt(self, attempt: ProposedAttempt, scope: LedgerScope) -> None:
-        """Compare the heads of the other parties with earlier ones; record them and the start in this party's ledger.
+        """Check the heads of the other parties, and record them and the start of the run in this party's ledger.
 
         Raises:
             LedgerError: a ledger was truncated or replaced.
@@ -76,8 +77,7 @@ class SessionLedger:
 
         Raises:
             LedgerError: a ledger was truncated or replaced; nothing is recorded.
-            ProtocolError: the server changed a head, and nothing is recorded; or it omitted one, and the others are
-                recorded.
+            ProtocolError: the server changed a head (nothing is recorded), or omitted a head (the others are recorded).
         """
         others = {party: heads[party] for party in self._peers if party in heads}
         self.ledger.record_heads(self._check_signatures(others, scope, is_last=True), scope=scope.training)
@@ -90,7 +90,7 @@ class SessionLedger:
     def _check_signatures(
         self, heads: Mapping[str, SignedHead], scope: LedgerScope, *, is_last: bool
     ) -> dict[str, LedgerHead]:
-        """Return the heads of other parties; refuse one that its party has not signed for this run."""
+        """Return the heads of other parties. Refuse a head that its party has not signed for this run."""
         for party, signed in heads.items():
             parts = _describe_head(party, signed.head, scope, is_last=is_last)
             refuse_unsigned(self._signer, party, f"party {self.name!r}: the ledger head", signed.signature, parts)

@@ -1,9 +1,9 @@
-"""Signatures of statements that the server forwards from one party to the others: ledger heads and shares for ids.
+"""Signatures of statements that the server forwards between parties: ledger heads, and key shares (`id_keys.py`).
 
-A party signs with the key of its kit. The receivers check the certificate against the CA of their kit, the name in it,
-the pin of that party if their kit has one, and the signature. So a server that is not the CA can neither forge nor
-change a statement, and one that is the CA cannot do so for a pinned party. With trial kits the operator of the CA has
-all private keys, so there the signatures do not protect against that operator.
+A party signs with the key of its kit. A receiver checks the signature, the sender's certificate (issuer and name) and,
+if the receiver has pinned the sender's key, the pin. So a server without the CA's key can neither forge nor change a
+statement. A server with the CA's key cannot do so for a pinned party. With trial kits, the operator of the CA has all
+private keys, so the signatures do not protect against this operator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SignedHead:
 
 
 def make_signer(kit: Kit) -> Signer:
-    """Return the signer of statements for a kit. It uses the pins of the kit, and needs none."""
+    """Return the signer of statements for a kit. It checks pinned keys, but also accepts keys that are not pinned."""
     return KitSigner(kit, requires_pins=False, content_name="this statement")
 
 
@@ -47,7 +47,7 @@ def sign_statement(signer: Signer, parts: Iterable[str]) -> Signature:
 
 
 def refuse_unsigned(signer: Signer, party: str, what: str, signature: Signature, parts: Iterable[str]) -> None:
-    """Raise ProtocolError if a party has not signed its statement.
+    """Raise ProtocolError if the signature of a party's statement is not valid.
 
     Args:
         signer: the signer of the receiving party.

@@ -1,4 +1,4 @@
-"""State files: the records of a role that outlive its process. One record per file, replaced as a whole."""
+"""State files: records that outlive the process of a role. A file contains one record and is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RecordT = TypeVar("RecordT", bound="ServingRecord | JoiningRecord")
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRecord:
-    """serving.json, predicting.json and aligning.json: the run of a server."""
+    """The run of a server, as recorded in serving.json, predicting.json or aligning.json."""
 
     run: str | None = None
     digest: str | None = None  # digest of the settings
@@ -30,18 +30,18 @@ class ServingRecord:
     attempt: int = 0  # number of the last attempt
     processes: Mapping[str, Process] = field(default_factory=dict)  # the last admitted process, by party
     closed: bool = False  # the run is finished
-    ledger_scope: str = ""  # the training that `ledgers` belong to; empty in an alignment
-    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the last stated head, by party
+    ledger_scope: str = ""  # the training that `ledgers` belongs to; empty in an alignment
+    ledgers: Mapping[str, LedgerHead] = field(default_factory=dict)  # the last ledger head that each party stated
 
     @property
     def has_begun(self) -> bool:
-        """Whether a party has joined the run. From then on, its settings are fixed."""
+        """Whether a party has joined the run. From then on, the settings of the run are fixed."""
         return bool(self.processes) or self.attempt > 0 or self.closed
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoiningRecord:
-    """joining.json, or aligning.json next to a party's tables: a party's part of a run."""
+    """A party's part of a run, as recorded in joining.json, or in aligning.json next to the party's tables."""
 
     party: str
     incarnation: int = 0  # counts the starts of the command in this folder
@@ -50,12 +50,12 @@ class JoiningRecord:
     run: str | None = None
     digest: str | None = None  # digest of the settings
     data: str | None = None  # digest of the party's data
-    secret: str | None = None  # commitment of the party's secret, see `Secret.commitment`
-    finished: ResultPayload | None = None  # set once its results are written
+    secret: str | None = None  # commitment to the party's secret, see `Secret.commitment`
+    finished: ResultPayload | None = None  # set once the party's results are written
     closed: bool = False  # whether the server's goodbye was received
 
 
-STARTS = ("incarnation", "starts", "admitted")  # fields of `JoiningRecord` that count the starts, of all runs
+STARTS = ("incarnation", "starts", "admitted")  # fields of `JoiningRecord` that do not belong to a single run
 
 
 class StateFile(Generic[RecordT]):
@@ -66,19 +66,19 @@ class StateFile(Generic[RecordT]):
     """
 
     def __init__(self, path: Path, initial: RecordT) -> None:
-        """Read the file; without a file the record is `initial`.
+        """Read the file. If there is no file, the record is `initial`.
 
         Raises:
             DataError: the file cannot be read, or its content is not a record of this kind.
         """
         self._path, self._initial = path, initial
-        self._old: dict[str, Any] = {}  # after `start_over`: fields that still have these values in the file
+        self._old: dict[str, Any] = {}  # values that `start_over` has reset in memory, but not in the file
         self._lock = threading.Lock()
         self.value = _read(path, initial)
 
     @property
     def starts_over(self) -> bool:
-        """Whether the file still has values that `start_over` has reset."""
+        """Whether the file still contains values that `start_over` has reset in memory."""
         return bool(self._old)
 
     def update(self, **changes: Any) -> None:
@@ -90,7 +90,7 @@ class StateFile(Generic[RecordT]):
             self.value = changed
 
     def start_over(self, keep: Collection[str] = ()) -> None:
-        """Reset all fields except `keep`, in memory only: the file has their old values until `write_pending`."""
+        """Reset all fields except `keep` in memory. The file keeps the old values until `write_pending`."""
         with self._lock:
             old = vars(self.value)
             self._old = {name: old[name] for name in old if name not in keep}
@@ -108,7 +108,7 @@ class StateFile(Generic[RecordT]):
 
 
 def write_named(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file atomically; the error of a full disk names the file, which the operating system does not."""
+    """Write a file atomically. An error, for example of a full disk, names the file."""
     try:
         write_atomically(path, content, mode)
     except OSError as error:
@@ -127,6 +127,6 @@ def _read(path: Path, initial: RecordT) -> RecordT:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Fix that or choose another --out.") from None
     except RecordError as error:
         raise DataError(
-            f"{str(error).rstrip('.')}. The file is damaged or of another version of GLASU. Restore it, or start over "
-            "with another --out."
+            f"{str(error).rstrip('.')}. The file is damaged, or another version of GLASU wrote it. Restore it, or "
+            "start over with another --out."
         ) from None

@@ -65,7 +65,7 @@ class PartyCheckpoint:
 
 
 class TrainingParty(ClientPurpose[FinishedPart]):
-    """One process of a party in a training run. Its folder belongs to the run from the first attempt on."""
+    """One process of a party in a training run. The first attempt assigns the party's folder to the run."""
 
     purpose = TRAINING
 
@@ -78,7 +78,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         super().__init__(options, party)
         self._data, self._secret = party.data_digest(), options.kit.secret
         if options.fresh:
-            self.state.start_over(keep=STARTS)  # the folder keeps its part of an earlier run until the new one begins
+            self.state.start_over(keep=STARTS)  # the files of the earlier run stay until the new run begins
         elif continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
         self._saver: Saver[PartyCheckpoint] | None = None  # None until the run begins
@@ -86,7 +86,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         self._first: ClientState | None = None  # the state before the first round
 
     def start(self) -> None:
-        """Count this start of the command, and make the party's secret if this is its first use."""
+        """Count this start of the command, and make the party's secret if the kit has none yet."""
         super().start()
         if self._secret is None:
             self._secret = make_secret(self.options.kit.folder)
@@ -100,7 +100,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return collect_party_facts(party, self.purpose, self.id_keys, parties=parties, **collect_label_facts(party))
 
     def scope(self) -> LedgerScope:
-        """Return the scope of this run, which is the training itself."""
+        """Return the scope of the ledger entries. The run and the training are the same here."""
         run = self.client.identity.run.hex()
         return LedgerScope(run, run, self.purpose.name, self.client.requested.digest())
 
@@ -167,8 +167,8 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         if self.state.value.digest not in (None, config.digest()):
             raise RefusalError(
                 Code.DIFFERENT_SETTINGS,
-                "the server's settings have changed since this run began. Restore them there, or start over with "
-                "--fresh at the server and at every party.",
+                "the server's settings have changed since this run began. Restore them at the server, or start over "
+                "with --fresh at the server and at every party.",
             )
         return config, party
 
@@ -178,7 +178,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         """Restore the checkpoint of an attempt and return the script that continues from it.
 
         A party that trains alone, or has not finished its warm start, continues from its own last checkpoint. The other
-        roles need not know its progress, because it has sent no message.
+        roles need not know this checkpoint, because the party has not sent any message yet.
         """
         assert self._first is not None
         client, state, telemetry = self.client, self._first, TelemetryState()
@@ -210,7 +210,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return store.load(last) if last else None
 
     def _open_run(self) -> Saver[PartyCheckpoint]:
-        """Assign the folder to the run, which begins now; with --fresh, remove the earlier content."""
+        """Assign the folder to the run, and return its checkpoint saver. With --fresh, remove earlier checkpoints."""
         if self.state.starts_over:
             removed = [path for store in _list_stores(self._store) for path in store.clear()]
             if removed:
@@ -229,7 +229,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         return Saver(self._store(ALONE if self.client.is_alone else ""))
 
     def _load(self, attempt: ProposedAttempt) -> PartyCheckpoint:
-        """Load the checkpoint that the server proposed, if it is still the same."""
+        """Load the checkpoint that the server proposed. Refuse it if the file is missing or has changed."""
         store = self._store()
         found = store.digests().get(attempt.round)
         if found == attempt.digest:
@@ -242,7 +242,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         )
 
     def _store(self, folder: str = "", kind: str = ROUND) -> Store[PartyCheckpoint]:
-        """Return the checkpoints of the run that joining.json names. The party states only those of kind ROUND.
+        """Open the checkpoints of the run in joining.json. The party states only checkpoints of kind ROUND.
 
         Args:
             folder: ALONE for checkpoints of a party that trains alone.
@@ -269,7 +269,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
     # --- events and results -----------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """Pass an event to the observer, and the status after a round."""
+        """Pass an event to the observer. After a round, also pass the status."""
         super().observe(event)
         if isinstance(event, Evaluated) and keeps_scores(self.client.requested):  # the server does not report these
             self.telemetry.observe(event)
@@ -305,13 +305,14 @@ class TrainingParty(ClientPurpose[FinishedPart]):
             race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
         )
         write_named(self.options.out / "report.json", report.to_json().encode())
-        # The digest depends on clean data. With noise, only noisy rows may leave the party.
+        # The weights, and so the digest, depend on data without noise. If the run adds noise, only noisy rows may leave
+        # the party.
         finished = ResultPayload(weights_sha256="" if client.requested.privacy.adds_noise else digest)
         self.state.update(finished=finished)
         return finished
 
     def close(self, *, finished: bool) -> None:
-        """Stop the writing thread and close the ledger; after a finished run, remove the checkpoints."""
+        """Stop the thread that writes checkpoints, and close the ledger. If the run is finished, remove checkpoints."""
         if self._saver is not None:
             self._saver.close()
         if finished:
@@ -344,12 +345,12 @@ class TrainingParty(ClientPurpose[FinishedPart]):
 
 
 def _list_stores(open_store: Callable[..., Store[PartyCheckpoint]]) -> list[Store[PartyCheckpoint]]:
-    """Return all checkpoints of a party: of rounds, of a party that trains alone, and of the warm start."""
+    """Return all checkpoint stores of a party: for rounds, for training alone, and for the warm start."""
     return [open_store(), open_store(ALONE), open_store(kind=WARM)]
 
 
 def _describe_signatures(kit: Kit, names: Sequence[str]) -> str:
-    """Return whether the keys of the parties are signed, as the report states it."""
+    """Return how the parties' keys are signed, in the words of the report."""
     if kit.trial:
         return SIGNED_TRIAL
     return SIGNED_UNPINNED if find_kit_error(kit, names) else SIGNED

@@ -91,7 +91,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
             self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         elif profile := describe_profile(self.config):
             self.options.log.info("%s.", profile)
-        if self.state.value.run == self.run:  # it continues
+        if self.state.value.run == self.run:  # the run continues
             return
         self.state.update(
             run=self.run,
@@ -188,7 +188,7 @@ class TrainingServer(ScriptPurpose[RunReport | None]):
         )
 
     def close(self, *, finished: bool) -> None:
-        """Stop the writing thread; remove the checkpoints of a finished run."""
+        """Stop the thread that writes checkpoints. If the run is finished, remove its checkpoints."""
         self.saver.close()
         if finished:
             self.saver.store.clear()

@@ -1,4 +1,4 @@
-"""gRPC with mutual TLS 1.3: one bidirectional stream of frames per party. The certificate identifies a party."""
+"""gRPC with mutual TLS 1.3: one bidirectional stream of frames per party. A party is identified by its certificate."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc  # noqa: E402 - grpc reads both variables when it is imported
 
-HELLO_WITHIN = 10.0  # seconds: a stream that has not been accepted by then is closed
-ALIVE_EVERY = 5.0  # seconds between two heartbeats of the server on every accepted stream
-# A flood of connections takes every free place immediately. PLACES / HANDSHAKE_WITHIN places become free per second. A
-# party's attempt gets one with a probability of that rate divided by the rate of the flood. Each place costs up to 50
-# KB of memory.
-HANDSHAKE_WITHIN = 2.0  # seconds: a connection without a complete TLS handshake is dropped then
-PLACES = 1024  # TCP connections at the server, in addition to twice the streams that its parties may open
+HELLO_WITHIN = 10.0  # seconds after which a stream without an accepted hello is closed
+ALIVE_EVERY = 5.0  # seconds between two heartbeats that the server sends on every accepted stream
+# A flood of connections takes every free place immediately, and PLACES / HANDSHAKE_WITHIN places become free per
+# second. A party's attempt succeeds with this probability: places that become free per second, divided by connections
+# of the flood per second. A place takes up to 50 KB of memory.
+HANDSHAKE_WITHIN = 2.0  # seconds after which a connection without a complete TLS handshake is dropped
+PLACES = 1024  # places for TCP connections at the server, in addition to two per stream that the parties may open
 MAX_WAITING, MAX_OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
-WAITING_NOTICES = 64  # frames outside the sequence that may wait on one stream; more are dropped
+WAITING_NOTICES = 64  # maximum number of frames outside the sequence that wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
 SERVICE, NAME = METHOD.strip("/").split("/")
-CODE_KEY = "glasu-code"  # key in the trailing metadata; its value is the reason why a party is not served
+CODE_KEY = "glasu-code"  # key in the trailing metadata; its value is the `ConnectionCode` of a rejection
 OPTIONS = [
-    ("grpc.keepalive_time_ms", 5_000),  # off by default; a dead peer would then go unnoticed for hours
+    ("grpc.keepalive_time_ms", 5_000),  # off by default; without it, a dead peer is not detected for hours
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # gRPC's own flow control doubles its window on a fast line, up to a gigabyte of unread frames.
+    # Without this option, gRPC doubles its flow-control window on a fast line, up to a gigabyte of unread frames.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW),
     ("grpc.max_receive_message_length", MAX_FRAME),
@@ -63,7 +63,7 @@ class SessionLock(threading.Condition):
     """The lock of a session, and the condition on which the session's threads wait.
 
     The writer of each stream waits on a separate condition. Otherwise a frame from one party would wake the writers of
-    all parties. Notify after a change, never before it: only the writers that have a frame at that moment wake.
+    all parties. Call `notify_all` after a change, never before it: it wakes only writers that already have a frame.
     """
 
     def __init__(self) -> None:
@@ -85,8 +85,9 @@ class SessionLock(threading.Condition):
 class FrameStream:
     """The outgoing frames of one gRPC stream, at the server or at a party, until it is closed.
 
-    Frames outside the sequence (`send`) go first. Numbered frames come from the channel that the session attaches after
-    hello and welcome. All methods take the session's lock, so a session may call them with or without it.
+    Frames outside the sequence (`send`) are sent first. Numbered frames come from the channel that the session attaches
+    after hello and welcome. All methods acquire the session's lock, which is reentrant, so a session may call them with
+    or without holding it.
     """
 
     def __init__(self, changed: SessionLock) -> None:
@@ -113,7 +114,7 @@ class FrameStream:
             self._changed.notify_all()
 
     def close(self, *last: bytes) -> None:
-        """End the stream after a last frame; numbered frames that wait are kept for another stream."""
+        """End the stream, perhaps with a last frame. Queued numbered frames are kept for the next stream."""
         with self._changed:
             if self.is_open:
                 self._unnumbered.extend(last)
@@ -158,13 +159,13 @@ class Host(Protocol):
         ...
 
     def record_rejection(self, party: str, address: str, reason: str) -> None:
-        """Record that a connection was not served. `party` is empty if its certificate names no party of the roster."""
+        """Record that a connection was rejected. `party` is empty if the certificate names no party of the roster."""
         ...
 
 
 @dataclass(eq=False)
 class _Call:
-    """One call of the stream method by a party, at the server."""
+    """One call of the gRPC method by a party, as the server sees it."""
 
     name: str
     context: Any
@@ -179,7 +180,7 @@ class _Call:
 
     @property
     def address(self) -> str:
-        """The peer's address in the usual notation; gRPC's is like ipv6:%5B::1%5D:59706."""
+        """The peer's address as host:port. gRPC returns it in a form such as ipv6:%5B::1%5D:59706."""
         return unquote(self.context.peer()).partition(":")[2]
 
 
@@ -187,7 +188,7 @@ class Listener(AbstractContextManager["Listener"]):
     """Accepts connections of the roster's parties. The constructor binds the address; `start` begins to serve.
 
     When a TLS handshake fails, gRPC drops the connection without calling a handler. The rejected party finds the reason
-    itself (`probe`). The number of streams per party is limited, so that the other parties can connect.
+    with `probe`. The number of streams per party is limited, so that one party cannot prevent others from connecting.
     """
 
     def __init__(self, host: Host, kit: Kit, address: str, max_connections: int | None = None) -> None:
@@ -197,7 +198,7 @@ class Listener(AbstractContextManager["Listener"]):
             host: receives the streams.
             kit: the kit of the server.
             address: host:port.
-            max_connections: limit of TCP connections; None: as many as memory and file descriptors allow.
+            max_connections: maximum number of TCP connections; None: a limit from PLACES and the file descriptors.
         """
         _refuse_older_tls()
         self._host, self._kit = host, kit
@@ -220,7 +221,7 @@ class Listener(AbstractContextManager["Listener"]):
         credentials = grpc.ssl_server_credentials(
             [(kit.key_pem, kit.certificate_pem)], kit.ca_pem, require_client_auth=True
         )
-        why = _find_bind_error(address)  # before gRPC tries to bind, because gRPC may print a line
+        why = _find_bind_error(address)  # checked before gRPC binds the address, because gRPC may print its own error
         try:
             self.port = 0 if why else int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
@@ -231,12 +232,12 @@ class Listener(AbstractContextManager["Listener"]):
             )
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Begin to serve."""
         self._server.start()
         threading.Thread(target=self._monitor, name="glasu-monitor", daemon=True).start()
 
     def __exit__(self, *exception: object) -> None:
-        """End all streams after a short time for queued frames."""
+        """End all streams, but first wait a short time for queued frames to be sent."""
         self._over.set()
         self._server.stop(grace=1.0).wait(3.0)
 
@@ -257,7 +258,7 @@ class Listener(AbstractContextManager["Listener"]):
                 self._calls.discard(call)
 
     def _admit(self, call: _Call) -> None:
-        """Count a stream of a party; end the call if the party has too many."""
+        """Count a stream of a party; end the call if the party has too many streams."""
         with self._lock:
             own = [other for other in self._calls if other.name == call.name]
             is_crowded = len(own) >= MAX_OPEN or sum(other.awaits_hello for other in own) >= MAX_WAITING
@@ -268,17 +269,17 @@ class Listener(AbstractContextManager["Listener"]):
             self._abort(call, grpc.StatusCode.RESOURCE_EXHAUSTED, ConnectionCode.BUSY, call.name, why)
 
     def _identify(self, call: _Call) -> str:
-        """Return the party in the peer's certificate; end the call if it is revoked or not on the roster."""
+        """Return the party in the peer's certificate. End the call if the server does not accept the certificate."""
         certificate = call.context.auth_context().get("x509_pem_cert", [None])[0]
         name = read_peer_name(certificate) if certificate else None
         known = str(name) if name in self._kit.roster else ""
         try:
             why = find_refusal(certificate, reload_revocations(self._kit))
-        except GlasuError as error:  # temporary, if the list is being replaced at this moment
+        except GlasuError as error:  # perhaps temporary, because the list is being replaced at this moment
             code = ConnectionCode.UNREADABLE_REVOCATIONS
             self._abort(call, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
         if why:  # a revocation takes effect immediately, without a restart
-            public = why if known else f"party {name!r} is not on the roster"  # only members may see the roster
+            public = why if known else f"party {name!r} is not on the roster"  # only parties of the roster may see it
             self._abort(call, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
         return known
 
@@ -291,7 +292,7 @@ class Listener(AbstractContextManager["Listener"]):
         raise AssertionError("gRPC's abort raises")
 
     def _monitor(self) -> None:
-        """Check all calls again and again, in a thread."""
+        """Check all calls periodically. Runs in a separate thread."""
         while not self._over.wait(min(0.5, HELLO_WITHIN / 4)):
             with self._lock:
                 calls = list(self._calls)
@@ -299,10 +300,11 @@ class Listener(AbstractContextManager["Listener"]):
                 self._check(call, time.monotonic())
 
     def _check(self, call: _Call, now: float) -> None:
-        """Close a stream without a hello, cancel one whose peer does not disconnect, and send heartbeats on the rest.
+        """Close a stream without a hello, send a heartbeat if one is due, and cancel a call whose peer does not leave.
 
-        gRPC's pings detect a frozen server too late: its kernel still acknowledges data. A ping timeout of a few
-        seconds would break slow connections, on which a ping waits behind data.
+        Heartbeats show the parties that the server is not frozen. gRPC's pings detect this too late, because the kernel
+        of a frozen server still acknowledges data. A ping timeout of a few seconds would break slow connections, where
+        a ping waits behind data.
         """
         if call.awaits_hello and now - call.opened_at >= HELLO_WITHIN:
             self._host.record_rejection(call.name, call.address, f"no hello within {HELLO_WITHIN:.0f} s")
@@ -348,7 +350,7 @@ class ClientStream:
         """
         _refuse_older_tls()
         self._kit, self._address, self.outgoing, self._arrive = kit, address, outgoing, arrive
-        self._opening = threading.Lock()  # guards the channel while it is opened, against `close`
+        self._opening = threading.Lock()  # prevents `close` while the channel is being opened
         self._channel: Any = None
         self._ended = threading.Event()
         self._is_pinned = SERVER_NAME in kit.pins
@@ -357,7 +359,7 @@ class ClientStream:
         threading.Thread(target=self._run, name="glasu-connection", daemon=True).start()
 
     def _open_channel(self, roots: bytes) -> None:
-        """Connect to a server whose certificate is one of these, or is signed by one of them."""
+        """Connect to a server whose certificate is one of the roots, or is signed by one of them."""
         with self._opening:
             if self._ended.is_set():
                 return
@@ -367,7 +369,7 @@ class ClientStream:
             self._call = self._channel.stream_stream(METHOD)(self.outgoing.yield_frames())
 
     def _run(self) -> None:
-        """Read until the stream ends. With a pin, find the server's certificate first."""
+        """Read until the stream ends. If this kit pins the server's key, first check the pin."""
         ended = self._open_pinned() if self._is_pinned else None
         if ended is None:
             ended = Disconnection(ConnectionCode.CLOSED) if self._channel is None else self._read()
@@ -376,11 +378,11 @@ class ClientStream:
         self._arrive(self, ended)
 
     def _open_pinned(self) -> Disconnection | None:
-        """Connect to the server whose key this kit pins; return why not, or None.
+        """Connect to the server whose key this kit pins. Return None, or the reason for a failure.
 
-        gRPC does not show the certificate of a server. So a first connection fetches it, and its key is compared with
-        the pin. Then gRPC accepts this certificate only. Even if two servers answer the two connections, gRPC
-        completes its handshake only with the owner of the pinned key.
+        gRPC does not reveal the certificate of a server. So a first connection without gRPC reads the certificate, and
+        its key is compared with the pin. The second connection, by gRPC, accepts only this certificate. Even if two
+        servers answer the two connections, gRPC completes the handshake only with the owner of the pinned key.
         """
         found = probe(self._kit, self._address)
         if isinstance(found, Disconnection):
@@ -406,12 +408,12 @@ class ClientStream:
             found = probe(self._kit, self._address)
             if isinstance(found, Disconnection) and found.code not in VAGUE:
                 ended = found
-        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # here: not the pinned certificate
+        if self._is_pinned and ended.code is ConnectionCode.SERVER_OF_OTHER_CA:  # the certificate is not the pinned one
             return Disconnection(ConnectionCode.SERVER_OF_OTHER_KEY, "two connections received different certificates")
         return ended
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the stream, after up to `seconds` for queued frames."""
+        """End the stream. Wait up to `seconds` until queued frames are sent."""
         self.outgoing.close()
         if seconds:
             self._ended.wait(seconds)
@@ -422,8 +424,8 @@ class ClientStream:
             self._channel.close()
 
 
-# Texts of gRPC errors. Only this table reads them, and the first match counts. Recorded with 1.70 to 1.85
-# (tests/network/grpc_failures.jsonl); `python -m support.grpc_failures` records another version.
+# Texts of gRPC errors. The first match counts, and no other code reads these texts. They were recorded with gRPC 1.70
+# to 1.85 (tests/network/grpc_failures.jsonl). To record another version, run `python -m support.grpc_failures`.
 GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("certificate has expired", ConnectionCode.SERVER_EXPIRED),
     ("certificate is not yet valid", ConnectionCode.SERVER_NOT_YET_VALID),
@@ -439,16 +441,14 @@ GRPC_TEXTS: tuple[tuple[str, ConnectionCode], ...] = (
     ("Socket closed", ConnectionCode.CLOSED),
     ("Connection reset by peer", ConnectionCode.CLOSED),
 )
-# `probe` can find the exact cause of these.
+# Codes from gRPC whose exact cause `probe` may find.
 AMBIGUOUS = {ConnectionCode.CLOSED, ConnectionCode.OTHER, ConnectionCode.SERVER_OF_OTHER_NAME}
-VAGUE = {
-    ConnectionCode.CLOSED,
-    ConnectionCode.NO_ANSWER,
-}  # if `probe` returns these, gRPC's text is more precise
+# Codes from `probe` that are less precise than the code from gRPC.
+VAGUE = {ConnectionCode.CLOSED, ConnectionCode.NO_ANSWER}
 
 
 def read_status(error: Any) -> Disconnection:
-    """Return the code for the error of a gRPC call: from the server's metadata, or else from gRPC's text."""
+    """Return the cause of a gRPC error: from the server's metadata if it is there, otherwise from gRPC's text."""
     details = error.details() or ""
     stated = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     if stated in {code.value for code in ConnectionCode}:
@@ -457,7 +457,7 @@ def read_status(error: Any) -> Disconnection:
 
 
 def read_details(status: str, details: str) -> Disconnection:
-    """Return the code for gRPC's status and text."""
+    """Return the cause of a gRPC error with this status and text."""
     if status == "DEADLINE_EXCEEDED":
         return Disconnection(ConnectionCode.NO_ANSWER)
     for text, code in GRPC_TEXTS:
@@ -467,7 +467,7 @@ def read_details(status: str, details: str) -> Disconnection:
 
 
 def _find_bind_error(address: str) -> str:
-    """Return the operating system's reason why the address cannot be bound. gRPC does not report it."""
+    """Return why the operating system cannot bind the address, or "". gRPC does not report this reason."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
         for family, kind, protocol, _, where in found:

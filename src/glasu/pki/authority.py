@@ -18,7 +18,7 @@ from glasu.errors import ConfigError
 from glasu.pki.identity import USAGE, find_role, make_identity_uri, parse_hosts
 
 KIT_DAYS, AUTHORITY_DAYS = 365, 3650
-CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid from this time before its issue, for peers with slow clocks
+CLOCK_SKEW = timedelta(minutes=5)  # certificates become valid this long before their issue, for peers with slow clocks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def make_authority(now: datetime) -> Signed:
 
 
 def issue(authority: Signed, name: str, hosts: Sequence[str], now: datetime, days: int) -> Signed:
-    """Make a new key and a certificate: for the server if hosts are given, otherwise for a party."""
+    """Make a new key, and a certificate for it; see `certify`."""
     key = ec.generate_private_key(ec.SECP256R1())
     return Signed(certify(authority, name, key.public_key(), hosts, now, days), key)
 
@@ -59,13 +59,14 @@ def certify(
     now: datetime,
     days: int,
 ) -> x509.Certificate:
-    """Make a certificate for a public key: for the server if hosts are given, otherwise for a party."""
+    """Make a certificate for a public key. The name determines the role; only the server's certificate lists hosts."""
     role, last = find_role(name), authority.certificate.not_valid_after_utc
     left = (last - now).days
     if not 1 <= days <= left:
         raise ConfigError(f"--days {days}: must lie in 1..{left}, because the CA expires on {last:%Y-%m-%d}.")
     names = [x509.UniformResourceIdentifier(make_identity_uri(name)), *(parse_hosts(hosts) if role == "server" else ())]
-    # The subject holds the role only. Some clients compare it with a host name, and a party may be called "localhost".
+    # The subject contains the role but no name. Some clients compare the subject with a host name, and a party may be
+    # called "localhost".
     builder = (
         x509.CertificateBuilder(authority.certificate.subject, _make_subject(f"GLASU {role}"), key)
         .serial_number(x509.random_serial_number())
@@ -84,7 +85,7 @@ def certify(
 def sign_revocation_list(
     authority: Signed, revoked: Mapping[str, datetime], now: datetime
 ) -> x509.CertificateRevocationList:
-    """Sign a list of revoked serial numbers, which are hexadecimal. The number of a list increases with time."""
+    """Sign a list of revoked certificates: {hexadecimal serial number: time}. A later list has a higher list number."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)

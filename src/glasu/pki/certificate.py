@@ -1,4 +1,4 @@
-"""Read a certificate once and completely; later checks work on plain values."""
+"""Parse a certificate once and completely; later checks use the parsed values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from glasu.pki.identity import USAGE, Role, read_name
 
 @dataclass(frozen=True)
 class CertificateInfo:
-    """The contents of a certificate that decide its identity and validity."""
+    """The parts of a certificate that determine its identity and validity."""
 
     certificate: x509.Certificate
-    role: Role | None  # None: the key usage is neither that of a server nor that of a party
+    role: Role | None  # None: the key usage fits neither a server nor a party
     name: str | None  # None: the SAN does not name exactly one server or party
     hosts: tuple[str, ...]  # DNS names and IP addresses
     issuer: str
@@ -25,7 +25,7 @@ class CertificateInfo:
 
     @property
     def serial(self) -> str:
-        """The serial number in hexadecimal: it has up to 159 bits, and integers of TOML have 64."""
+        """The serial number in hexadecimal. It has up to 159 bits, but an integer in TOML has only 64 bits."""
         return f"{self.certificate.serial_number:x}"
 
     @property
@@ -42,13 +42,13 @@ class CertificateInfo:
         first, last = self.certificate.not_valid_before_utc, self.expires
         if now > last:
             return f"expired on {format_time(last)}"
-        return f"is not valid before {format_time(first)}, and it is {format_time(now)}" if now < first else ""
+        return f"is not valid before {format_time(first)}, but the time is {format_time(now)}" if now < first else ""
 
     def is_issued_by(self, authority: x509.Certificate) -> bool:
         """Return True if the key of this CA signed the certificate."""
         try:
             self.certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):  # another key; another name; another kind of key
+        except (InvalidSignature, ValueError, TypeError):  # in this order: another key, issuer name or type of key
             return False
         return True
 
@@ -69,7 +69,7 @@ def read_certificate(pem: bytes) -> CertificateInfo | None:
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
         )
-    except Exception:  # the parser raises many types for invalid input
+    except Exception:  # the parser raises many types of errors for invalid input
         return None
     names = extensions.get(x509.SubjectAlternativeName.oid, x509.SubjectAlternativeName([]))
     usage = extensions.get(x509.ExtendedKeyUsage.oid, ())

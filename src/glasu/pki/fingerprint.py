@@ -34,17 +34,17 @@ def format_fingerprint(digits: str) -> str:
 
 
 def parse_fingerprint(text: str, source: str) -> str:
-    """Return the digits of a fingerprint that a person typed, of at least 80 bits.
+    """Return the digits of a fingerprint that a person typed. It must have at least 80 bits.
 
     Args:
-        text: hexadecimal digits; hyphens, colons and spaces separate groups.
-        source: the place of the text; the error names it.
+        text: hexadecimal digits; hyphens, colons and spaces may separate groups.
+        source: where the text comes from, for the error.
     """
     digits = re.sub("[-: ]", "", text).lower()
     if not re.fullmatch("[0-9a-f]*", digits) or not FEWEST_DIGITS <= len(digits) <= 64:
         raise ConfigError(
-            f"{source}: {text!r} is not a fingerprint of {FEWEST_DIGITS} to 64 hexadecimal digits; use the one that "
-            "`glasu provision request` or `glasu provision pin` printed there."
+            f"{source}: {text!r} is not a fingerprint of {FEWEST_DIGITS} to 64 hexadecimal digits; use the "
+            "fingerprint that `glasu provision request` or `glasu provision pin` printed at the owner of the key."
         )
     return digits
 

@@ -1,4 +1,4 @@
-"""Folders with private keys. They appear only when complete, only their owner can read them, and none is deleted."""
+"""Folders with private keys: complete when they appear, readable only by their owner, and never deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_staging(out: Path) -> Iterator[Path]:
 
 
 def write_folder(folder: Path, public: Mapping[str, bytes], private: Mapping[str, bytes]) -> None:
-    """Write files durably into a new private folder, independent of the umask."""
+    """Write files durably into a new private folder. Their permissions do not depend on the umask."""
     _make_private(folder)
     for contents, mode in ((public, 0o644), (private, 0o600)):
         for name, content in contents.items():
@@ -36,7 +36,7 @@ def write_folder(folder: Path, public: Mapping[str, bytes], private: Mapping[str
 
 
 def move_folder(folder: Path, place: Path) -> None:
-    """Rename a complete folder; a crash leaves the whole kit or none."""
+    """Rename a complete folder. After a crash, either the whole folder or nothing is at the new place."""
     folder.rename(place)
     sync_folder(place.parent)
 

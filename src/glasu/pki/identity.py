@@ -39,18 +39,18 @@ def find_role(name: str) -> Role:
 
 
 def make_identity_uri(name: str) -> str:
-    """Return the URI for a name; each name has one spelling."""
+    """Return the URI for a name. Each name has exactly one URI."""
     return "glasu:server" if name == SERVER_NAME else f"glasu:party:{quote(name, safe='')}"
 
 
 def read_name(uri: str) -> str | None:
-    """Return the name in a URI of a certificate; None for any other URI or spelling."""
+    """Return the name for which `make_identity_uri` returns this URI; None if there is no such name."""
     name = SERVER_NAME if uri == "glasu:server" else unquote(uri.removeprefix("glasu:party:"))
     return name if uri == make_identity_uri(name) else None
 
 
 def check_roster(names: Sequence[str]) -> None:
-    """Refuse party names that are illegal, equal or reserved, and too many of them."""
+    """Refuse a roster that is empty or too long, or has an illegal, repeated or reserved name."""
     if not names:
         raise ConfigError("parties: name at least one, for example --parties a,b,c.")
     if len(names) > MAX_PARTIES:
@@ -58,7 +58,7 @@ def check_roster(names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         check_member_name(name)
-        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems treat such names as equal
+        key = unicodedata.normalize("NFKC", name).casefold()  # some file systems treat names with the same key as equal
         if key in RESERVED:
             raise DataError(f"party {name!r}: the names {', '.join(RESERVED)} are reserved; use another name.")
         if key in seen:
@@ -67,7 +67,7 @@ def check_roster(names: Sequence[str]) -> None:
 
 
 def parse_hosts(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Convert the server's addresses to the form that its certificate holds."""
+    """Convert the server's host names and IP addresses to the form for a certificate."""
     if not hosts:
         raise ConfigError("--host: name the host that the parties will connect to, for example --host localhost.")
     return [_parse_host(host) for host in dict.fromkeys(hosts)]

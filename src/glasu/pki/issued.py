@@ -19,7 +19,7 @@ ISSUED_SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
-    """One certificate. A name has several over the years."""
+    """One certificate. Over the years, several certificates are issued for a name."""
 
     name: str
     serial: str  # hexadecimal
@@ -53,7 +53,7 @@ class IssuedCertificates:
         return replace(self, issued=tuple(issued))
 
     def has_own_key(self, name: str) -> bool:
-        """Return whether the last certificate of this name is for a key that was made where it is used."""
+        """Return whether the last certificate of this name is for a key that was not made at the CA."""
         keys = [item.key for item in self.issued if item.name == name]
         return bool(keys) and keys[-1] is not None
 

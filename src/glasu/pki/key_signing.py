@@ -1,4 +1,4 @@
-"""Sign keys and statements with the key of a kit, and check those that peers signed: certificate, pin and signature."""
+"""Sign keys and statements with the key of a kit. Check a peer's signature together with its certificate and pin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KitSigner:
 
     kit: Kit
     requires_pins: bool = True  # False: for a peer without a pin, the CA's signature is enough
-    content_name: str = "this run, attempt, roster and these settings"  # for errors
+    content_name: str = "this run, attempt, roster and these settings"  # what is signed, for errors
 
     @property
     def certificate(self) -> bytes:

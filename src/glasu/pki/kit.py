@@ -3,10 +3,10 @@
 ca.pem            certificate of the private CA
 certificate.pem   certificate of the server or the party; its SAN is the identity
 key.pem           its private key, readable by its owner only
-secret.hex        at a party, once it was needed: the secret of the party, see glasu.pki.secret_file
+secret.hex        at a party, after its first use: the secret of the party, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster
 pins.toml         after `glasu provision pin`: the fingerprints of the peers' keys, see glasu.pki.pins
-request.pem       if the key was made here: its signing request, see glasu.pki.request
+request.pem       if the key was made in this folder: the signing request for the key, see glasu.pki.request
 revoked.pem       at the server: the CA's signed list of revoked certificates
 
 For gRPC:  grpc.ssl_channel_credentials(kit.ca_pem, kit.key_pem, kit.certificate_pem)
@@ -43,7 +43,7 @@ _ADVICE = "restore it, or ask for the kit again where `glasu provision` was run"
 
 @dataclass(frozen=True, kw_only=True)
 class KitManifest:
-    """kit.toml: the contents of the certificate in plain text and, at the server, the roster."""
+    """The content of kit.toml: values of the certificate in readable form, and at the server also the roster."""
 
     schema: int = KIT_SCHEMA
     role: Role
@@ -52,7 +52,7 @@ class KitManifest:
     serial: str  # hexadecimal
     fingerprint: str  # SHA-256 of the certificate, as openssl prints it
     ca_fingerprint: str  # the same in all kits of one federation
-    trial: bool  # whether the key was made at the CA, so that the CA's operator may have a copy
+    trial: bool  # whether the key was made at the CA; if so, the CA's operator may have a copy of it
     hosts: tuple[str, ...] = ()  # at the server: its DNS names and IP addresses
     roster: tuple[str, ...] = ()  # at the server: the parties, in the order of their client indices
 
@@ -73,7 +73,7 @@ class Kit(KitManifest):
 def make_manifest(
     own: CertificateInfo, authority: x509.Certificate, roster: tuple[str, ...], *, trial: bool
 ) -> KitManifest:
-    """Return kit.toml for the certificate of a server or a party."""
+    """Return the content of kit.toml for the certificate of a server or a party."""
     assert own.role is not None
     assert own.name is not None
     return KitManifest(
@@ -90,7 +90,7 @@ def make_manifest(
 
 
 def refuse_data_of_others(kit: Kit, party: str) -> None:
-    """Refuse the data of another party than the one that the kit belongs to."""
+    """Refuse data that does not belong to the party of the kit."""
     if party != kit.name:
         raise ConfigError(
             f"the data belongs to party {party!r} and the kit to party {kit.name!r}; use the kit of {party!r}."
@@ -103,7 +103,7 @@ def open_kit(folder: Path, role: Role | None = None, *, now: datetime | None = N
     Args:
         folder: a folder that `glasu provision` wrote for the server or one party.
         role: the role that the kit must have; None accepts both.
-        now: the time at which it must be valid; by default the current time.
+        now: the time at which the kit must be valid; None: the current time.
 
     Raises:
         TransportError: the kit is invalid. The message names the file, the fault and the remedy.
@@ -175,7 +175,7 @@ def open_certificate(path: Path) -> CertificateInfo:
 
 
 def check_key(path: Path, own: CertificateInfo) -> bytes:
-    """Return a private key; refuse one that other users can read or that does not fit the certificate."""
+    """Read a private key. Refuse it if other users can read it, or if it does not belong to the certificate."""
     content = _read(path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
@@ -183,7 +183,7 @@ def check_key(path: Path, own: CertificateInfo) -> bytes:
     try:
         public = load_pem_private_key(content, password=None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
-        raise TransportError(f"{path}: does not hold a private key in PEM form, unencrypted; {_ADVICE}.") from None
+        raise TransportError(f"{path}: does not hold an unencrypted private key in PEM form; {_ADVICE}.") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != own.certificate.public_key().public_bytes(*form):
         raise TransportError(f"{path}: does not belong to the certificate next to it; are files of two kits mixed?")
@@ -245,7 +245,7 @@ def _check_manifest(path: Path, manifest: KitManifest, authority: CertificateInf
 
 
 def _normalize(key: str, value: object) -> object:
-    """Ignore colons and case in fingerprints; tools print them differently."""
+    """Remove colons and ignore the case in fingerprints, because tools print fingerprints differently."""
     return str(value).replace(":", "").lower() if "fingerprint" in key else value
 
 

@@ -1,6 +1,7 @@
-"""pins.toml: the fingerprints of the keys of the peers, which people compared over the telephone.
+"""pins.toml: the fingerprints of peers' keys. People have compared these fingerprints over the telephone.
 
-A CA could sign another key for the name of a party. A pin detects this, because pins do not come from the CA.
+A CA could issue a second certificate for the name of a party, with another key. A pin detects this, because pins do not
+come from the CA.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class PinnedKeys:
     """The content of pins.toml."""
 
     schema: int = PINS_SCHEMA
-    peers: Mapping[str, str] = field(default_factory=dict)  # hexadecimal digits by name
+    peers: Mapping[str, str] = field(default_factory=dict)  # fingerprints (hexadecimal digits) by name
 
 
 def read_pins(folder: Path) -> dict[str, str]:
-    """Return the pins of a kit by name; an empty dictionary without a file.
+    """Return the pins of a kit by name; an empty dictionary if there is no file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or its content is not valid.
     """
     path = folder / PINS
     try:
@@ -56,10 +57,10 @@ def add_pins(folder: Path, own: str, peers: Mapping[str, str]) -> dict[str, str]
     Args:
         folder: the kit.
         own: the name in the kit.
-        peers: fingerprints by name, as typed.
+        peers: fingerprints by name, as a person typed them.
 
     Raises:
-        ConfigError: a name is that of this kit, or is pinned to another key.
+        ConfigError: a name is the name in this kit, or is already pinned to another key.
     """
     pins = read_pins(folder)
     for name, text in peers.items():

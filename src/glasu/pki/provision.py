@@ -1,11 +1,12 @@
-"""Make the kits of a federation, add or remove parties, renew and revoke. Nothing is overwritten or deleted.
+"""Make the kits of a federation, add or remove parties, renew and revoke kits. No kit is overwritten or deleted.
 
 KITS/ca/         ca.pem, ca-key.pem, ca.toml, revoked.pem: stays on the machine that runs `glasu provision`
 KITS/server/     the server's kit
 KITS/<party>/    one kit per party
 KITS/retired/    renewed and removed kits, by name and time
 
-ca.toml is written first and is authoritative. If a command is interrupted after that, --renew completes it.
+A command writes ca.toml first, and this file is authoritative. If the command is interrupted after that, --renew
+completes it.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from glasu.pki.kit import (
 from glasu.records import to_plain
 
 AUTHORITY, AUTHORITY_KEY, STATE = "ca", "ca-key.pem", "ca.toml"
-PublicKeys: TypeAlias = Mapping[str, ec.EllipticCurvePublicKey]  # by party
+PublicKeys: TypeAlias = Mapping[str, ec.EllipticCurvePublicKey]  # by name of the party or server
 
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """The CA in a locked folder of kits."""
+    """The CA of a folder of kits. The folder is locked."""
 
     out: Path
     staging: Path  # holds folders that are not complete yet
@@ -88,7 +89,7 @@ def provision(
         parties: the roster; the position of a party is its client index.
         hosts: the DNS names and IP addresses of the server.
         days: validity of the kits.
-        now: the current time by default.
+        now: the time at which the kits are made; None: the current time.
     """
     check_roster(parties)
     return make_federation(out, parties, hosts, days, truncate_to_seconds(now))
@@ -109,8 +110,9 @@ def make_federation(
         parties: the roster.
         hosts: the hosts of the server.
         days: validity.
-        now: the time.
-        keys: the public keys of all parties, and perhaps of the server, if they made them; None: make trial kits.
+        now: the current time.
+        keys: the public keys of all parties, and perhaps of the server, if they made their own keys; None: make trial
+            kits, with keys that are made here.
     """
     parse_hosts(hosts)
     own, names = make_authority(now), (SERVER_NAME, *parties)
@@ -136,8 +138,8 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
         _refuse_existing(out, parties)
         if not (out / SERVER_NAME).is_dir():
             raise ConfigError(
-                f"{out / SERVER_NAME}: is not here, and its {MANIFEST} must list the new party; "
-                "restore it, or create another with --renew server."
+                f"{out / SERVER_NAME}: this folder is missing, but its {MANIFEST} must list the new party; "
+                "restore the folder, or create another with --renew server."
             )
         state = replace(authority.state, roster=(*roster, *parties))
         return change_authority(authority, state, issued=parties, days=days)
@@ -146,10 +148,10 @@ def add(out: Path, parties: Sequence[str], *, days: int = KIT_DAYS, now: datetim
 def remove(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
     """Remove parties from the roster, revoke their certificates and retire their kits.
 
-    The other parties keep their order. A name that is added again comes last.
+    The other parties keep their order. If a removed party is added again, it comes last.
 
     Returns:
-        The revocation lists written.
+        The paths of the revocation lists that were written.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
         _check_known(authority, names, authority.state.roster)
@@ -166,8 +168,8 @@ def renew(
     """Make new keys and certificates for parties or the server, and retire the old kits.
 
     Old certificates stay valid until they expire or are revoked (see `find_valid_predecessors`), so that there is time
-    to hand over the new kit. A kit that is no longer in `out` can be renewed as well. New `hosts` replace those in the
-    server's certificate.
+    to hand over the new kit. A kit that is no longer in `out` can be renewed as well. If `hosts` is not empty, these
+    hosts replace the hosts in the server's certificate.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
         _check_known(authority, names, (SERVER_NAME, *authority.state.roster))
@@ -179,7 +181,7 @@ def renew(
 
 
 def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
-    """Return the host names that a renewal of the server's kit with these hosts drops; none if `hosts` is empty."""
+    """Return the hosts that the server's certificate would lose by a renewal with `hosts`; none if `hosts` is empty."""
     path = out / AUTHORITY / STATE
     if not hosts or not path.is_file():
         return []
@@ -187,13 +189,13 @@ def find_dropped_hosts(out: Path, hosts: Sequence[str]) -> list[str]:
 
 
 def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | None = None) -> list[str]:
-    """Return the names of renewed kits whose former certificates are still valid."""
+    """Return the names in `kits` for which an earlier certificate is still valid."""
     state = read_issued(out / AUTHORITY / STATE)
     return [kit.name for kit in kits if state.has_other_valid(kit.name, kit.serial, truncate_to_seconds(now))]
 
 
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
-    """Revoke every certificate issued to these parties so far; return the revocation lists written.
+    """Revoke every certificate issued to these parties so far; return the paths of the written revocation lists.
 
     A second call writes the same list.
     """
@@ -236,14 +238,14 @@ def change_authority(
 
     Args:
         authority: the CA.
-        state: the new state of the CA, without the certificates to be issued.
+        state: the new state of the CA, but without the certificates that this call issues.
         issued: the names for which a new kit is made.
         retired: the names whose old kits are moved to retired/.
         days: validity of the new kits.
-        keys: the public keys of parties that made their keys; their folders get no private key.
+        keys: the public keys of parties that made their own keys; their folders get no private key.
 
     Returns:
-        The new kits, except those whose keys are in `keys`.
+        The new kits whose private keys were made here.
     """
     authority = _issue(replace(authority, state=state), issued, days, keys)
     write_atomically(authority.folder / STATE, authority.state.to_toml())
@@ -263,13 +265,13 @@ def _issue(
     days: int,
     keys: PublicKeys | None = None,
 ) -> CertificateAuthority:
-    """Write new kits to the staging folder; return the CA with a state that lists them.
+    """Write new kits to the staging folder; return the CA with a state that lists their certificates.
 
     Args:
         authority: the CA.
         names: the names of the kits.
         days: validity.
-        keys: the public keys by name; a key is made for every other name.
+        keys: public keys by name; for a name without a public key, a new key is made.
     """
     issued, keys = list(authority.state.issued), keys or {}
     for name in names:
@@ -301,7 +303,7 @@ def _publish_kits(authority: CertificateAuthority, names: Sequence[str]) -> list
 
 
 def _refuse_making_keys(authority: CertificateAuthority, names: Sequence[str]) -> None:
-    """Refuse to make keys for names that make them themselves: the parties, and the server if it sent a request."""
+    """If this CA signs requests, refuse to make a key for a party, or for a server that has sent a request."""
     own = [name for name in names if name != SERVER_NAME or authority.state.has_own_key(SERVER_NAME)]
     if own and not authority.state.trial:
         raise ConfigError(

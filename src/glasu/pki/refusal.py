@@ -1,6 +1,6 @@
 """Check the certificate of a peer after the TLS handshake.
 
-TLS has checked the signature and the validity, but not the name, the roster and the revocations.
+TLS has checked the signature and the validity of the certificate. It does not know the roster and the revocations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find_refusal(peer_certificate_pem: bytes | None, kit: Kit, *, now: datetime 
     Args:
         peer_certificate_pem: `auth_context()["x509_pem_cert"][0]`; None if the peer sent no certificate.
         kit: the kit of this role. A server accepts the parties of its roster, a party accepts the server.
-        now: the current time by default.
+        now: the time at which the certificate must be valid; None: the current time.
     """
     if not peer_certificate_pem:
         return "no certificate was presented"
@@ -38,7 +38,7 @@ def find_refusal(peer_certificate_pem: bytes | None, kit: Kit, *, now: datetime 
 
 
 def read_peer_name(peer_certificate_pem: bytes) -> str | None:
-    """Return the name in a certificate, valid or not; call `find_refusal` first."""
+    """Return the name in a certificate, even if the certificate is not valid; `find_refusal` checks it."""
     peer = read_certificate(peer_certificate_pem)
     return None if peer is None else peer.name
 
@@ -48,9 +48,9 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
     if peer.name is None:
         return "the certificate names neither a party nor the server"
     if peer.role != find_role(peer.name):
-        return f"the certificate names {peer.name!r}, but its key usage is not that of a {find_role(peer.name)}"
+        return f"the certificate names {peer.name!r}, but its key usage does not fit a {find_role(peer.name)}"
     if peer.role != wanted:
-        return f"the certificate is a {peer.role}'s, and a {wanted}'s is needed here"
+        return f"the certificate belongs to a {peer.role}, but the certificate of a {wanted} is needed here"
     if kit.role == "server" and peer.name not in kit.roster:
         return f"party {peer.name!r} is not on the roster ({', '.join(kit.roster)})"
     if peer.serial in kit.revoked:
@@ -60,7 +60,7 @@ def _find_identity_error(peer: CertificateInfo, kit: Kit) -> str:
 
 
 def find_pin_error(peer: CertificateInfo, kit: Kit) -> str:
-    """Return an error text if the key of a peer differs from the one that this kit pins, or an empty string."""
+    """Return an error text if this kit pins another key for the peer, or an empty string."""
     pinned, key = kit.pins.get(peer.name or ""), peer.certificate.public_key()
     if pinned is None or matches_fingerprint(pinned, key):
         return ""

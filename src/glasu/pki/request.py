@@ -1,4 +1,4 @@
-"""Signing requests: a party or the server makes its key and a request. The key stays there; the CA signs the request.
+"""Signing requests. A party or the server makes a key and a request. The key stays there; the CA signs the request.
 
 KIT/key.pem       the private key, readable by its owner only
 KIT/secret.hex    at a party: its secret
@@ -45,7 +45,7 @@ class SigningRequest:
 
 
 def make_request(folder: Path, name: str) -> SigningRequest:
-    """Make the key and the signing request of a party or the server in a new folder, and the secret of a party.
+    """Make a key and a signing request in a new folder. For a party, also make its secret.
 
     Args:
         folder: the folder for the kit.
@@ -89,7 +89,7 @@ def read_request(path: Path) -> SigningRequest:
         found: Any = request.public_key()
         uris = _list_names(request)
         is_signed = request.is_signature_valid and isinstance(request.signature_hash_algorithm, SHA256)
-    except Exception:  # the parser raises many types for invalid input
+    except Exception:  # the parser raises many types of errors for invalid input
         raise TransportError(
             f"{path}: holds no signing request in PEM form; ask for the correct request.pem."
         ) from None
@@ -116,7 +116,7 @@ def _check_name(name: str) -> None:
 
 
 def _list_names(request: x509.CertificateSigningRequest) -> list[str]:
-    """Return the URIs in the subject alternative name; an empty list if it holds names of other kinds."""
+    """Return the URIs in the subject alternative name; an empty list if it also contains names that are not URIs."""
     try:
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,6 +1,7 @@
-"""secret.hex: the secret of a party, in the folder of its key. It is made at the party and never leaves it.
+"""secret.hex: the secret of a party, in the folder of its key. The secret is made at the party and never leaves it.
 
-Private draws are derived from it, see `glasu.protocol.client`. It is never part of a checkpoint, report, log or error.
+Private random draws are derived from the secret, see `glasu.protocol.client`. The secret is never part of a checkpoint,
+report, log or error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def read_secret(folder: Path) -> Secret | None:
 
 
 def make_secret(folder: Path) -> Secret:
-    """Make the secret of a kit and return it. If the kit has a secret, return that one; nothing is overwritten."""
+    """Make the secret of a kit and return it. If the kit already has a secret, return it unchanged."""
     path, temporary = folder / SECRET, folder / f".{SECRET}.{secrets.token_hex(8)}"
     try:
         with name_file(path):

@@ -1,4 +1,4 @@
-"""Sign requests from the parties and the server at the CA. The private keys that belong to them are never here.
+"""Sign requests from the parties and the server at the CA. The private keys for the requests never reach the CA.
 
 KITS/ca/        as in glasu.pki.provision; made with the first request
 KITS/server/    after a request from the server: the files to send back; otherwise its kit, with a key made here
@@ -42,17 +42,18 @@ class SignedRequest:
 def sign_requests(
     out: Path, requests: Sequence[Path], hosts: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[SignedRequest]:
-    """Sign requests; the parties are appended to the roster in this order. One request may be the server's.
+    """Sign requests of parties, and perhaps of the server. New parties are appended to the roster in this order.
 
-    A request with the same key renews a certificate. Another key for the same name is refused until the earlier
-    certificate is revoked or has expired. The server may replace a key that the CA made.
+    If a name already has a certificate for the key in the request, the certificate is renewed. Another key for the same
+    name is refused until the earlier certificate is revoked or has expired. One exception: the server may replace a key
+    that the CA made.
 
     Args:
         out: the folder of the CA. If it has no CA, a CA and the kit of the server are made there first.
         requests: files that `glasu provision request` made.
         hosts: the DNS names and IP addresses of the server; only for a new CA, or with a request from the server.
         days: validity of the certificates.
-        now: the current time by default.
+        now: the time of the signature; None: the current time.
     """
     now = truncate_to_seconds(now)
     found = [read_request(path) for path in requests]
@@ -66,7 +67,7 @@ def sign_requests(
     if not (out / AUTHORITY).is_dir():
         if not parties:
             raise ConfigError(
-                f"{out}: a new CA needs the request of at least one party; sign it together with this one."
+                f"{out}: a new CA needs the request of at least one party; sign it together with this request."
             )
         check_roster(parties)
         make_federation(out, parties, hosts, days, now, keys)
@@ -106,10 +107,10 @@ def _refuse_second_key(state: IssuedCertificates, request: SigningRequest, now: 
     for item in state.issued:
         is_valid = item.name == request.name and not item.revoked and item.expires > now
         if request.name == SERVER_NAME and item.key is None:
-            continue  # the CA made that key; the server now replaces it with its own
+            continue  # the CA made that key; the server may replace it with its own key
         if is_valid and item.key != request.fingerprint:
             remedy = f"if the party asked for a new key, use --revoke {request.name} first."
-            if request.name == SERVER_NAME:  # parties read no revocation list
+            if request.name == SERVER_NAME:  # revoking would not help, because parties read no revocation list
                 remedy = "if that key is lost, make a new CA and new kits in another --ca."
             raise ConfigError(
                 f"{request.source}: {request.name!r} has a certificate for another key, valid until "

@@ -1,18 +1,19 @@
 """Accounting of differential privacy: the epsilon of a row, computed from the entries of the ledger.
 
-The unit is one row of one party: its release about one node. Each release of a row is a Gaussian mechanism with
-multiplier z, the deviation of the noise divided by the clip. Several releases of a row have the epsilon of one Gaussian
-mechanism with multiplier z, where
+The unit is one released row: the values that one party releases about one node. Each release of a row is a Gaussian
+mechanism. Its multiplier z is the deviation of the noise divided by the clip. Several releases of a row have the
+epsilon of one Gaussian mechanism with multiplier z, where
 
     1 / z^2 = 1 / z_1^2 + 1 / z_2^2 + ...
 
-This holds if the row may become zero, where the sensitivity is the clip. If the row may become any other row, the
-sensitivity is twice the clip and the multiplier is z / 2. No amplification by sampling is claimed. A release counts
-once per distinct digest of the clean row in its place. A repeated round with the same content sends the same bytes and
-does not count again; a repeated round with different content does.
+This is the epsilon if the row may become zero; the sensitivity is then the clip. If the row may become any other row,
+the sensitivity is twice the clip, and the multiplier is z / 2. No amplification by sampling is claimed.
+
+The same clean row in the same place (phase, round, layer and node) counts once. A repeated round with the same content
+sends the same bytes and does not count again. A repeated round with different content counts again.
 
 The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
-2020), and its grid has at least 256 steps in a deviation, so the epsilon of the continuous mechanism is used.
+2020), and its grid has at least 256 steps per deviation, so the epsilon of the continuous mechanism is used.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class SpentEpsilon:
 
 @functools.lru_cache(maxsize=256)
 def compute_epsilon(multiplier: float, delta: float) -> float:
-    """Return the epsilon of one Gaussian mechanism with this multiplier, by `dp-accounting`."""
+    """Return the epsilon of one Gaussian mechanism with this multiplier, as `dp-accounting` computes it."""
     if multiplier == math.inf:
         return 0.0
-    # For small multipliers the package's privacy loss distributions do not terminate. This closed form does.
+    # For small multipliers, the package does not finish computing privacy loss distributions. Use its closed form.
     return float(load_accounting().get_epsilon_gaussian(multiplier, delta))
 
 
@@ -82,12 +83,12 @@ def load_accounting() -> Any:
 
 @dataclass
 class Accountant:
-    """Adds up the releases of every row, and refuses one that would exceed the target. It is a rule of the ledger."""
+    """A ledger rule that adds up the releases of every row, and refuses a release that would exceed the target."""
 
     delta: float
     target: float | None = None
     _seen: set[bytes] = field(default_factory=set, repr=False)
-    _spent: dict[int, tuple[int, float]] = field(default_factory=dict, repr=False)  # by node: releases, 1 / z^2
+    _spent: dict[int, tuple[int, float]] = field(default_factory=dict, repr=False)  # by node: (releases, 1 / z^2)
     _limit: float = field(init=False, repr=False)  # the largest allowed 1 / z^2
 
     def __post_init__(self) -> None:
@@ -96,17 +97,17 @@ class Accountant:
         self._limit = math.inf if self.target is None else (2 * find_multiplier(self.target, self.delta)) ** -2
 
     def check_plan(self, multipliers: Mapping[float, int]) -> None:
-        """Refuse a run whose settings already lead to an epsilon above the target.
+        """Refuse a run whose settings are certain to lead to an epsilon above the target.
 
         Args:
-            multipliers: the releases that some row certainly has in the run: their number for each noise multiplier.
+            multipliers: for each noise multiplier, the number of releases that some row will certainly have.
         """
         releases, spent = sum(multipliers.values()), sum(count * z**-2 for z, count in multipliers.items())
         if spent > self._limit * (1 + _PRECISE):
             times = "once" if releases == 1 else f"{releases} times"
             raise BudgetError(
-                f"with the settings of this run a row is released at least {times}, and the epsilon of a replaced row "
-                f"is at least {self._compute_replaced(spent):.3g} (delta {self.delta:g}), above "
+                f"with the settings of this run some row is released at least {times}. The epsilon of a replaced row "
+                f"is then at least {self._compute_replaced(spent):.3g} (delta {self.delta:g}), above "
                 f"privacy.target_epsilon={self.target:g}. Nothing was sent. Use more noise, fewer releases or a higher "
                 "target."
             )
@@ -132,7 +133,7 @@ class Accountant:
             self._spent[node] = releases + 1, spent + price
 
     def _list_new(self, entry: Entry) -> list[tuple[int, bytes, float]]:
-        """Return node, digest and 1 / z^2 of every row that was not released with this content before."""
+        """Return (node, digest, 1 / z^2) for every row of the entry whose digest was not recorded before."""
         mechanism, nodes = read_mechanism(entry.protection), entry.unpack_nodes()
         if mechanism is None or nodes is None:
             return []
@@ -161,7 +162,7 @@ class Accountant:
 
 
 def find_spent(rules: Iterable[Rule]) -> SpentEpsilon | None:
-    """Return the summary of the accountant among the rules of a ledger; None if there is none."""
+    """Return the summary of the accountant among the rules of a ledger; None if there is no accountant."""
     return next((rule.summarize() for rule in rules if isinstance(rule, Accountant)), None)
 
 
@@ -171,5 +172,8 @@ def to_multiplier(spent: float) -> float:
 
 
 def find_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
-    """Return the smallest multiplier with which several releases of a row have at most this epsilon (zeroed row)."""
+    """Return the smallest multiplier for which `releases` releases of a row have at most this epsilon.
+
+    This is the epsilon if the row may become zero.
+    """
     return float(load_accounting().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

@@ -1,11 +1,11 @@
 """Blinded ids: points of ristretto255 that are multiplied by the secret scalars of all parties.
 
-id -> H(id)         a point, by SHA-512
-blind by a, b, c    a b c H(id): equal for equal ids, in any order of the parties
+id -> H(id)         a point, computed with SHA-512
+blind by a, b, c    the point a b c H(id); the order of the parties does not matter, and equal ids give equal points
 
 A role would need the scalars of all parties to compute the blinded point of an id, so no role can test a guess about
 an id (decisional Diffie-Hellman). The package rbcl is a binding to libsodium. It rejects bytes that encode no point,
-and products that are the identity.
+and it rejects the identity as a product.
 """
 
 from __future__ import annotations
@@ -54,24 +54,27 @@ def join_points(points: Sequence[bytes]) -> Points:
 
 
 def order_points(points: Points) -> NDArray[np.int64]:
-    """Return the row numbers in the order of the rows' bytes."""
+    """Return the row numbers, sorted by the bytes of the rows."""
     return np.argsort(view_points(points), kind="stable")
 
 
 def view_points(points: Points) -> NDArray[np.bytes_]:
-    """Return one comparable value per point. Numpy ignores trailing zeros, but all points have the same length."""
+    """Return one comparable value per point.
+
+    Numpy ignores trailing zeros of such values. This is safe because all points have the same length.
+    """
     return np.ascontiguousarray(points).view(f"S{POINT_BYTES}").ravel()
 
 
 def refuse_repeated_points(points: Points) -> None:
-    """Raise ProtocolError if a set holds a point twice: the ids of a party are distinct."""
+    """Raise ProtocolError if a set contains a point twice. A party's ids are distinct, so its points must be, too."""
     repeated = len(points) - len(np.unique(view_points(points)))
     if repeated:
         raise ProtocolError(f"{repeated} of {len(points)} points are repeated; the ids of a party are distinct.")
 
 
 def refuse_invalid_points(points: Points) -> None:
-    """Raise ProtocolError if a row encodes no point, or the identity."""
+    """Raise ProtocolError if a row encodes the identity or no point at all."""
     is_valid, content = load_group().crypto_core_ristretto255_is_valid_point, points.tobytes()
     for row in range(len(points)):
         point = content[row * POINT_BYTES : (row + 1) * POINT_BYTES]
@@ -80,7 +83,7 @@ def refuse_invalid_points(points: Points) -> None:
 
 
 class Blinding:
-    """The two secret scalars of one party: one blinds ids, the other contributes to the common key."""
+    """The two secret scalars of one party: one blinds ids, the other is for the common key of the parties."""
 
     def __init__(self, secret: bytes) -> None:
         """Derive both scalars from 32 or more secret random bytes."""
@@ -93,11 +96,11 @@ class Blinding:
         return scalar
 
     def blind(self, points: Points) -> Points:
-        """Multiply points of ids, or raise ProtocolError if one of them is invalid."""
+        """Multiply the points of ids by the secret scalar; raise ProtocolError if a point is invalid."""
         return self._multiply(self._for_ids, points)
 
     def start_key(self) -> Points:
-        """Return this party's scalar as a point: the first share of the common key."""
+        """Return the base point times this party's scalar: the first share of the common key."""
         return join_points([self._group.crypto_scalarmult_ristretto255_base(self._for_key)])
 
     def continue_key(self, share: Points) -> Points:
@@ -109,7 +112,7 @@ class Blinding:
         for row in range(len(points)):
             try:
                 found.append(multiply(scalar, content[row * POINT_BYTES : (row + 1) * POINT_BYTES]))
-            except RuntimeError:  # no encoding of a point, or the identity
+            except RuntimeError:  # the bytes encode no point, or the product is the identity
                 raise _explain(row, len(points)) from None
         return join_points(found)
 

@@ -3,15 +3,15 @@
 A column has the grid {-r, ..., -step, 0, step, ..., r} with step = r / h. A value n * step, for n in -h..h, is sent as
 the integer n + h. The number h is small enough that the sum over all parties stays below 2^bits. Zero is on every grid.
 
-The range r is public. It follows from the last aggregate, which every client holds and saves, so it discloses nothing
-more. This also holds under differential privacy: the aggregate is a sum of noisy rows, so ranges are post-processing.
-Before the first aggregate, the range follows from `privacy.range`. For class probabilities, the range is always
-`privacy.range`, and at least 1 because a probability can be 1. It does not follow the last aggregate, because a class
-that was unlikely at all nodes can become likely. Values outside the grid are clamped. The number of clamped values does
-not leave the client.
+The range r is public. It is computed from the last aggregate, which every client receives, so it reveals nothing new.
+This also holds under differential privacy: the aggregate is a sum of noisy rows, so ranges are post-processing. Before
+the first aggregate, the range is derived from `privacy.range`. For class probabilities, the range is always
+`privacy.range`, but at least 1 because a probability can be 1. It is not computed from the last aggregate, because a
+class can be unlikely at all nodes now and likely later. Values outside the grid are clamped. The number of clamped
+values does not leave the client.
 
-r depends only on the largest absolute value of a column and is computed by single floating-point operations, so all
-clients have the same bits on any machine.
+r depends only on the largest absolute value of a column. It is computed with elementary floating-point operations, so
+all clients have the same bits on any machine.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from glasu.wire.message_key import Key
     from glasu.wire.tensor_kinds import TensorKind
 
-# By bits: r divided by the largest absolute sum of a column. The factors exceed 1, so a range that is too small grows,
-# even if only one party has large values in the column. A wide ring has enough levels for a larger factor.
+# For each ring size in bits: r divided by the largest absolute sum in a column. The factors exceed 1, so a range that
+# is too small grows, even if only one party has large values in the column. A ring of more bits has enough levels for a
+# larger factor.
 HEADROOM = {32: 16.0, 16: 2.0, 8: 1.25}
-RANGE_DECAY = 0.5  # the smallest factor between two ranges; an evaluation of few rows must not shrink it further
-SMALLEST = 2.0**-4  # the smallest range of a column, relative to the largest: a column that was constant can change
+RANGE_DECAY = 0.5  # an aggregate shrinks a range at most by this factor, so that few rows cannot make it too small
+SMALLEST = 2.0**-4  # the smallest range of a column relative to the largest, because values of a column can grow
 Ranges: TypeAlias = "dict[tuple[str, int], Tensor]"  # by kind and layer: r of each column, in double precision
 
 
@@ -48,14 +49,14 @@ class ColumnGrids:
     """The grids of one client. All clients of a run have the same ranges at the same message."""
 
     first_range: float = 8.0  # `privacy.range`
-    seed: int | Secret = 0  # decides the stochastic rounding of gradients
+    seed: int | Secret = 0  # the seed of the stochastic rounding of gradients
     ranges: Ranges = field(default_factory=dict)
     clamped: int = 0  # number of own values outside the grid so far; it does not leave the client
     # Reused for every tensor: allocating an array of a megabyte takes longer than computing it.
     _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def _derive_secret(self, key: Key) -> Secret:
-        """Return the secret for rounding one tensor. A secret that is derived from a public seed protects nothing."""
+        """Return the secret for rounding one tensor. If it is derived from a public seed, it protects nothing."""
         own = self.seed
         if not isinstance(own, Secret):
             own = Secret(hashlib.sha256(f"glasu grid of seed {own}".encode()).digest())
@@ -64,8 +65,8 @@ class ColumnGrids:
     def to_integers(self, kind: TensorKind, value: Tensor, key: Key, ring: Ring) -> tuple[Array, Tensor]:
         """Return the integers to send, and the values that they represent.
 
-        Representations are rounded to nearest. Gradients are rounded stochastically: values that are small in every
-        round must not be lost in every round.
+        Representations are rounded to nearest. Gradients are rounded stochastically, because rounding to nearest would
+        lose values that are small in every round.
         """
         half, step = _find_half(ring), self._find_steps(kind, key, value.shape, ring)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -88,11 +89,11 @@ class ColumnGrids:
         return numbers.astype(ring.number_dtype), contribution
 
     def to_mean(self, kind: TensorKind, total: Array, key: Key, ring: Ring, num_summed: int) -> Tensor:
-        """Return the mean, given the sums of the integers of `num_summed` clients. The next range follows from it.
+        """Return the mean, given the sums of the integers of `num_summed` clients. Update the range from the mean.
 
         Args:
             kind: the kind of tensor.
-            total: the sums, without masks and decrypted.
+            total: the sums, after unmasking or decryption.
             key: the key of the exchange.
             ring: the encoding.
             num_summed: the number of clients that contributed.
@@ -103,11 +104,11 @@ class ColumnGrids:
         return as_tensor(mean)
 
     def update_range(self, kind: TensorKind, key: Key, mean: NDArray[np.floating], ring: Ring, num_summed: int) -> None:
-        """Derive the next range from an aggregate that all clients hold."""
+        """Derive the next range from an aggregate that all clients have."""
         if not (kind.has_column_ranges and len(mean)):
             return
         found = np.abs(mean).max(axis=0).astype(np.float64) * (HEADROOM[ring.bits] * num_summed)
-        if (most := found.max()) > 0:  # otherwise the range stays
+        if (most := found.max()) > 0:  # otherwise the range does not change
             before = self.ranges.get((kind.name, key.layer))
             least = 0.0 if before is None else before.numpy() * RANGE_DECAY
             self.ranges[kind.name, key.layer] = as_tensor(np.maximum(np.maximum(found, most * SMALLEST), least))
@@ -129,10 +130,10 @@ class ColumnGrids:
         return np.full(shape[1], self._find_first_range(kind, shape[0]) / _find_half(ring))
 
     def _find_first_range(self, kind: TensorKind, num_rows: int) -> float:
-        """Return the range of a tensor without an earlier aggregate.
+        """Return the range of a tensor if there was no aggregate before.
 
-        A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. For a gradient at a
-        lower layer, the ranges of the layers above are already known, and the largest one is used.
+        A loss is a mean over rows, so the gradient at one row is smaller by the factor `num_rows`. If the gradient
+        ranges of higher layers are already known, the largest of these ranges is used.
         """
         if not kind.has_column_ranges:
             return max(self.first_range, 1.0)

@@ -1,22 +1,24 @@
 """Encryption with CKKS: integers of a ring become ciphertexts, which the server adds without a key.
 
-All clients of an attempt hold one secret key. The server has none, so it can neither decrypt a tensor nor a sum. CKKS
-computes with approximate numbers. Here it encrypts the same integers that masks hide, with a scale for which the error
-of a sum is always below 1/2 (`glasu.ckks_parameters`). The readers round, so they decode the same sums as with masks.
+All clients of an attempt share one secret key. The server has no key, so it can decrypt neither a tensor nor a sum.
+CKKS computes with approximate numbers. Here it encrypts the same integers that masks hide, with a scale for which the
+error of a sum is always below 1/2 (`glasu.ckks_parameters`). The readers round, so they decode the same sums as with
+masks.
 
 The server could add ciphertexts from another exchange, or change ciphertexts. So the last two numbers of a ciphertext
 are a check of its other numbers. For one ciphertext of client m with words x_m, and a prime P > 2^32:
 
     check_m = r . x_m + t_m mod P          so the checks of all contributors add up to r . (sum of x_m) + sum of t_m
 
-The numbers r and t_m are streams under the group key, which the server does not have. Like masks, they depend on the
-running hash of all answers so far and on the place. So the check fails if the server leaves out a client, repeats an
-older sum, changes a number, or has sent different answers to the clients. A changed sum of words passes the check with
-probability 1/P (`SumCheck`).
+The numbers r and t_m come from streams under the group key, which the server does not have. Like masks, they depend on
+the running hash of all answers so far and on the place of the message. So the check fails if the server leaves out a
+client, repeats an older sum, changes a number, or has sent different answers to the clients. A changed sum of words
+passes the check with probability 1/P (`SumCheck`).
 
-TenSEAL makes the key, encrypts and decrypts. The noise comes from the operating system, so every ciphertext is new.
-Clients send the coefficients of ciphertexts, not the serialised objects of TenSEAL. So the server needs no TenSEAL, a
-message has a fixed size, and no role parses an object that another role has built.
+TenSEAL makes the key, encrypts and decrypts. The noise comes from the operating system's random generator, so
+encrypting the same words again gives another ciphertext. Clients send the coefficients of ciphertexts, not the
+serialised objects of TenSEAL. So the server needs no TenSEAL, a message has a fixed size, and no role parses an object
+from another role.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, R
 from glasu.wire.message_key import Key
 
 CKKS_NAME = "ckks"  # the name of this protection in the ledger
-# The largest accepted error of a decrypted number. A larger error means that the ciphertext was changed, or that it was
-# encrypted with another key.
+# The largest accepted error of a decrypted number. If the error is larger, the ciphertext was changed or encrypted with
+# another key.
 LARGEST_ERROR = 1 / 4
 Words = NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
@@ -70,8 +72,8 @@ class CkksCipher:
         """Make a new key, or use the key `secret` of another cipher.
 
         Raises:
-            ConfigError: TenSEAL is missing, or its objects have another form than this module expects.
-            ValueError: the secret is no key.
+            ConfigError: TenSEAL is not installed, or this module does not know the format of its objects.
+            ValueError: the secret is not a valid key.
         """
         self.parameters = parameters = CKKS
         self._library = load_tenseal()
@@ -81,8 +83,8 @@ class CkksCipher:
         self.secret: bytes = own if secret is None else secret
         if len(self.secret) != parameters.key_bytes:
             raise ValueError(f"a key of CKKS has {parameters.key_bytes} bytes, not {len(self.secret)}")
-        # A new key is loaded, too: the context that TenSEAL made with it also holds keys for multiplication, which are
-        # not needed.
+        # Even a new key is loaded into another context: the context in which TenSEAL made the key also contains keys
+        # for multiplication, which are not needed.
         self._context = self._load_context(fields)
         self._vector_start, _ = self._encrypt_once([0.0] * parameters.slots)
         self._check()
@@ -118,8 +120,8 @@ class CkksCipher:
         found = self.decrypt(((first + second) % np.uint64(self.parameters.modulus))[None])
         if found is None or not np.array_equal(found, 2 * words):
             raise ConfigError(
-                f"tenseal {self._library.__version__} stores ciphertexts in another form than this version of glasu "
-                "expects; install the version that constraints.txt names."
+                f"tenseal {self._library.__version__} stores ciphertexts in a format that this version of glasu does "
+                "not know; install the version that constraints.txt names."
             )
 
     def encrypt(self, words: Words) -> NDArray[np.uint64]:
@@ -139,7 +141,7 @@ class CkksCipher:
         return _read_object(vector[_VECTOR_CIPHERTEXT], 2 * self.parameters.degree * COEFFICIENT.itemsize)
 
     def decrypt(self, encrypted: NDArray[np.uint64]) -> Words | None:
-        """Decrypt ciphertexts whose coefficients lie below the modulus. Return None if the result is not words."""
+        """Decrypt ciphertexts whose coefficients lie below the modulus; return None if the results are not words."""
         try:
             found = self.decrypt_inexactly(encrypted)
         except (RuntimeError, ValueError):
@@ -164,15 +166,15 @@ class CkksCipher:
 class SumCheck:
     """The check of the ciphertexts of one message: r and t_m modulo P.
 
-    A check has two digits of CHECK_DIGIT_BITS bits, because the sum of a number below P over all contributors has more
+    A check is sent as two digits of CHECK_DIGIT_BITS bits, because the sum of all contributors' checks can have more
     than 32 bits.
 
     Words of a sum lie in [0, 2^32), and the reader refuses other values. Suppose that a server changes the sums of the
-    words by numbers d that are not all 0. Each of them has |d| < 2^32 < P, so a nonzero d is not 0 modulo P. The change
-    passes only if the server also changes the check by r . d modulo P. The server does not know r, so the probability
-    is 1/P. A prime below 2^32 would not suffice, because a server could add the prime to a word. A server that changes
-    only the digits does not change the words. Whether such a change passes does not depend on the words, because t_m
-    is uniform.
+    words by numbers d that are not all 0. Every |d| is smaller than 2^32 and so smaller than P, so a nonzero d is not 0
+    modulo P. The change passes only if the server also changes the check by r . d modulo P. The server does not know r,
+    so it succeeds with probability 1/P. A prime below 2^32 would not suffice, because a server could add the prime to a
+    word. A server can also change only the digits and leave the words correct. Whether this change passes does not
+    depend on the words, because t_m is uniform.
     """
 
     factors: Numbers = field(repr=False)  # r, a row per ciphertext
@@ -180,10 +182,10 @@ class SumCheck:
 
     @classmethod
     def draw(cls, key: bytes, shape: tuple[int, int], num_clients: int) -> SumCheck:
-        """Draw the numbers from a stream under a key; `shape` is that of the words."""
+        """Draw the numbers from a stream under a key; `shape` is the shape of the words."""
         count, words = shape
         stream = np.frombuffer(draw_stream(key, 8 * count * (words + num_clients)), "<u8").reshape(count, -1)
-        # The numbers of the stream have 64 bits, so the likeliest remainder is 1.00002 times as likely as the least.
+        # The numbers of the stream have 64 bits, so no remainder is more than 1.00002 times as likely as another.
         found = stream % _PRIME
         return cls(found[:, :words], found[:, words:])
 
@@ -195,18 +197,18 @@ class SumCheck:
         return found
 
     def _multiply(self, halves: Numbers) -> Numbers:
-        """Return r . x mod P for numbers of 16 bits, so that products have at most 64 bits."""
+        """Return r . x mod P for 16-bit numbers x. Products of larger numbers could exceed 64 bits."""
         found: Numbers = ((self.factors * halves) % _PRIME).sum(axis=1, dtype=np.uint64) % _PRIME
         return found
 
     def compute_digits(self, words: Words, contributor: int) -> Words:
-        """Return the check of each row of one contributor's words: a column per digit, the lower one first."""
+        """Return the check of each row of one contributor's words, as two columns: lower digit, higher digit."""
         found = self.compute(words, self.tags[:, contributor])
         bits = np.uint64(CHECK_DIGIT_BITS)
         return np.column_stack([found & np.uint64(2**CHECK_DIGIT_BITS - 1), found >> bits]).astype(np.uint32)
 
     def is_sum(self, words: Words, digits: Words) -> bool:
-        """Return whether these are the sums of the words and digits of all contributors."""
+        """Return whether `words` and `digits` are the sums over all contributors."""
         low, high = digits.astype(np.uint64).T
         total = self.tags.sum(axis=1, dtype=np.uint64) % _PRIME
         return bool(((low + (high << np.uint64(CHECK_DIGIT_BITS))) % _PRIME == self.compute(words, total)).all())
@@ -223,7 +225,7 @@ class CkksEncryption(Hiding):
         return CKKS_NAME
 
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the ciphertexts of integers, message by message. `Ciphertexts` shows their form."""
+        """Encrypt the integers of each message separately; return the ciphertexts, in the form of `Ciphertexts`."""
         clients, parameters, running = self._list_contributors(key), self.cipher.parameters, self.running_hash.value
         messages = [np.empty((0, SHAPE_WORDS + 2 * parameters.degree), COEFFICIENT)]
         for chunk, start in enumerate(range(0, len(payload), self.chunk_rows)):
@@ -252,8 +254,8 @@ class CkksEncryption(Hiding):
                 check_key = self._find_check_key(place, ring.find_shape(message), itemsize, running)
                 numbers = self._read(message, ring, check_key, len(clients))
                 if numbers is None:
-                    # Every fault raises the same error, because the server sees it. If errors differed, a server that
-                    # adds a number to a sum could infer the size of the sum.
+                    # Every fault raises the same error, because the server sees the error. If errors differed, a server
+                    # that adds a number to a sum could infer the size of the sum.
                     raise ProtocolError(
                         f"{key}: this is not the sum of the parties' tensors: the server left out, repeated or changed "
                         "one, or it has sent the parties different answers. The sum was not used; check the server."
@@ -297,7 +299,7 @@ def _read_object(content: bytes, size: int) -> tuple[bytes, bytes]:
 
         body = pyarrow.CompressedInputStream(pyarrow.BufferReader(body), "zstd").read()
     if magic != _MAGIC or compression not in (_NOT_COMPRESSED, _ZSTD) or len(body) <= size:
-        raise ConfigError("tenseal stores keys in another form than this version of glasu expects; install 0.3.18.")
+        raise ConfigError("tenseal stores keys in a format that this version of glasu does not know; install 0.3.18.")
     header = _HEADER.pack(magic, start, content[3], content[4], _NOT_COMPRESSED, 0, start + len(body))
     return header + body[:-size], body[-size:]
 

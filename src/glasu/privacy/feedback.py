@@ -1,14 +1,14 @@
-"""Error feedback: rows that are sent repeatedly are sent as their change since the last release, in a few bits.
+"""Error feedback: the repeated release of a row sends only the change since the last release, in a few bits per value.
 
-Client m keeps the reference R_m: the values of its rows that its peers have decoded so far. It sends integers n_m, the
-server adds them, and every client moves its copy of the mean of all references by the same amount:
+Client m keeps the reference R_m: the values of its rows that its peers have decoded so far. It sends integers n_m. The
+server adds the clients' integers, and every client updates its copy of H[l+1], the mean of all references:
 
     n_m = round((H_m^+[l] - R_m) / step), clamped;    R_m += step n_m;    H[l+1] += step (n_1 + ... + n_M) / M
 
-The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. The step belongs to a
-column and is a function of the last joint change, which every client received. It shrinks with the changes, and it
-grows if most integers are at their bound. It is computed from sums of integers by single operations on floats, so all
-clients have the same bits on any machine.
+The error of rounding and clamping stays in H_m^+[l] - R_m, so it is part of the next change. Every column has its own
+step, which is a function of the last joint change. The step shrinks with the changes, and it grows if most integers are
+at their bound. It is computed from sums of integers, which every client receives, with elementary floating-point
+operations. So all clients have the same bits on any machine.
 
 The first release of the rows has the encoding of `wire.precision` and becomes the first reference. If that encoding
 rounds, the rounding error of the first aggregate remains in H[l+1], because all changes are relative to this aggregate.
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     from glasu.wire.encodings import Integers
 
-# The range of a grid is 0.8 `bits` times the mean absolute change. This is nearly optimal for normal values.
+# The range of a grid is LOADING * `bits` * the mean absolute change. This is nearly optimal for normally distributed
+# changes.
 LOADING = 0.8
-SHRINK, GROW = 0.25, 4.0  # limits on the factor between two steps
-FINEST = 2.0**-4  # the smallest step of a column, relative to the largest of its layer
+SHRINK, GROW = 0.25, 4.0  # limits on the ratio of one step to the step before
+FINEST = 2.0**-4  # the smallest step of a column, relative to the largest step of its layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,12 @@ class Reference:
 
 
 def start_reference(own: Tensor, joint: Tensor, integers: Integers) -> Reference:
-    """Return the reference after the first release of rows; the first changes can be as large as the values."""
+    """Return the reference after the first release of rows. Its step allows changes as large as the values."""
     return Reference(own, joint, as_tensor(_find_first_step(joint.numpy(), integers)))
 
 
 def find_change(reference: Reference, value: Tensor, integers: Integers) -> tuple[NDArray[np.int64], Reference]:
-    """Return the integers to send, and the reference after this release. `apply_change` later updates its joint part.
+    """Return the integers to send, and the reference with the new `own`. `apply_change` later updates `joint`.
 
     Args:
         reference: the reference before the release.
@@ -69,7 +70,7 @@ def find_change(reference: Reference, value: Tensor, integers: Integers) -> tupl
 
 
 def apply_change(reference: Reference, total: NDArray[np.int64], integers: Integers) -> Reference:
-    """Return the reference with the joint change, given the sums of the clients' integers."""
+    """Return the reference after the joint change, given the sums of the clients' integers."""
     step = reference.step.numpy()
     joint = _add_rounded(reference.joint, step * total / integers.num_clients)
     following = as_tensor(_find_next_step(step, total, integers))
@@ -93,7 +94,7 @@ def _find_next_step(step: NDArray[np.float64], total: NDArray[np.int64], integer
 
 
 def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keep every step within a factor of the largest one, because a column that was constant can change again."""
+    """Raise every step to FINEST times the largest step or more: a column that was constant can change again."""
     most = step.max()
     limited: NDArray[np.float64] = np.maximum(step, most * FINEST if most > 0 else 1.0)
     return limited

@@ -1,12 +1,12 @@
-"""Randomised response: the owner replaces training labels once, before anything is computed from them.
+"""Randomised response: a party randomises its training labels once, before anything is computed from them.
 
-A label with k possible values keeps its value with probability e^epsilon / (e^epsilon + k - 1) and otherwise becomes
-one of the others, with equal probabilities. The result is epsilon-differentially private for one label. In a multilabel
-task, each of the C entries of a row (0 or 1) gets epsilon / C, so the whole row has epsilon.
+A label with k possible values keeps its value with probability e^epsilon / (e^epsilon + k - 1). Otherwise it becomes
+one of the other k - 1 values, with equal probabilities. The result is epsilon-differentially private for one label. In
+a multilabel task, each of the C entries of a row (0 or 1) gets epsilon / C, so the whole row has epsilon.
 
 The draw is a function of the party's secret, the id of the node, the label and epsilon. Repeated runs give the same
 labels, even if an alignment has changed the order of the rows. So an attacker cannot average over repeated runs. The
-labels of validation and test nodes do not change: they select and measure the model.
+labels of validation and test nodes are not randomised, because they select and measure the model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def randomize_labels(
 
     Args:
         labels: one per node.
-        ids: the ids of the nodes. Data without ids has row numbers here.
+        ids: the ids of the nodes, or the row numbers if the data has no ids.
         num_classes: k.
         epsilon: the privacy parameter of one label.
         secret: the secret of the party.
@@ -77,7 +77,7 @@ def _encode_id(node_id: int | str) -> bytes:
     An alignment turns integer ids into strings. Therefore 5 and "5" have the same bytes.
     """
     text = str(node_id)
-    with suppress(ValueError, struct.error):  # not an integer, or one of more than 64 bits
+    with suppress(ValueError, struct.error):  # not an integer, or an integer of more than 64 bits
         if str(number := int(text)) == text:
             return struct.pack("<q", number)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,12 +1,12 @@
 """The ledger of a party: one entry per release, written before the bytes of the release leave the party.
 
-A ledger is a list of records, one JSON line each. Every line ends with `chain`, the SHA-256 of the chain value before
-it and of the rest of the line. So a line that was changed, moved or omitted is detected, and two ledgers with the same
-last chain value, the head, hold the same records. The first record holds random bytes, so that no other party can test
-guesses about the records if it knows only the head.
+A ledger is a list of records, one JSON line each. Every line ends with `chain`, the SHA-256 of the previous chain value
+and the rest of the line. So a changed, moved or omitted line is detected. Two ledgers with the same last chain value,
+the head, contain the same records. The first record contains random bytes. Without them, a party that knows only the
+head could test guesses about the records.
 
-`Release` and the scripts of an alignment record their releases. A rule (`glasu.privacy.policy`, accounting) sees every
-entry before it is written, and can refuse the release. A sink stores the lines; this module touches no file.
+`Release` and the scripts of an alignment record their releases. A rule, such as a policy or the accounting, checks
+every entry before it is written, and can refuse the release. A sink stores the lines; this module accesses no files.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Entry:
         return None if self.nodes is None else ids.decode(np.frombuffer(self.nodes, np.uint8))
 
     def list_row_digests(self) -> list[bytes]:
-        """Return the HMACs of the clean rows, in the order of the rows; none if they are not recorded."""
+        """Return the HMACs of the clean rows, in the order of the rows; an empty list if they are not recorded."""
         whole, size = self.row_digests or b"", ROW_DIGEST_BYTES
         return [whole[start : start + size] for start in range(0, len(whole), size)]
 
@@ -101,7 +101,7 @@ class Entry:
 class LedgerHead:
     """The identity, length and last chain value of a ledger."""
 
-    ledger: Annotated[str, Length(64)]  # the chain value of its opening, which no other ledger has
+    ledger: Annotated[str, Length(64)]  # the chain value of the opening record; it identifies the ledger
     length: Annotated[int, Bounds(0, 2**53)]  # number of records
     chain: Annotated[str, Length(64)]  # the last chain value
 
@@ -120,7 +120,7 @@ class LedgerHead:
 class PeerHeads:
     """The ledgers of the other parties at the start of an attempt, as the server forwarded them."""
 
-    scope: str  # the training run that all parties take part in; empty in an alignment
+    scope: str  # the id of the training run; empty in an alignment
     attempt: int
     heads: Mapping[str, LedgerHead]  # by party
     time: float | None = None
@@ -176,7 +176,7 @@ class Sink(Protocol):
 
 
 class Rule(Protocol):
-    """Checks every release in order, including those of earlier processes."""
+    """Checks and counts every release in order, including releases that earlier processes recorded in the ledger."""
 
     def check(self, entry: Entry) -> None:
         """Raise GlasuError to refuse a release. Then nothing is recorded and nothing is sent."""
@@ -189,16 +189,16 @@ class Rule(Protocol):
 
 @dataclass
 class Ledger:
-    """The releases of one party. Without a sink it keeps totals only, and computes no digests."""
+    """The releases of one party. Without a sink, the ledger only keeps totals and computes no digests."""
 
     sink: Sink | None = None
     rules: Sequence[Rule] = ()
     clock: Clock | None = None  # returns Unix time in seconds; None: records have no time
-    policy: str = ""  # SHA-256 of the policy file among the rules; the start of a run records it
+    policy: str = ""  # SHA-256 of the policy file that is one of the rules; `begin` records it
     length: int = 0
     name: bytes = START_OF_CHAIN  # the chain value of the opening
     chain: bytes = START_OF_CHAIN
-    unfinished: str = ""  # the id of the run that has started and not ended
+    unfinished: str = ""  # the id of the run that has started but not ended; empty if there is none
     # By phase, kind, layer and protection: releases, rows and bytes of the current run, including repeated rounds.
     totals: dict[tuple[str, str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     peers: dict[tuple[str, str], LedgerHead] = field(default_factory=dict)  # by party and scope: the last head
@@ -225,7 +225,7 @@ class Ledger:
 
         Args:
             heads: the heads, by party.
-            scope: the id of the training run that all parties take part in. No party may change its ledger during it.
+            scope: the id of the training run. No party may continue with another ledger during a training run.
             attempt: the number of the attempt that begins.
         """
         for party, head in heads.items():
@@ -249,7 +249,7 @@ class Ledger:
         nodes: NDArray[Any] | None = None,
         row_digests: bytes | None = None,
     ) -> None:
-        """Record a release, or raise the error of the rule that forbids it. Its bytes are sent after this call.
+        """Record a release before its bytes are sent, or raise the error of a rule that forbids the release.
 
         Args:
             kind: the kind of content.
@@ -322,7 +322,7 @@ class Ledger:
         self.count_record(record)
 
     def count_record(self, record: LedgerRecord) -> None:
-        """Update totals and rules with a record of this or an earlier process."""
+        """Update totals and rules with a record that this process or an earlier process wrote."""
         match record:
             case Opening():
                 self.name = self.chain
@@ -370,7 +370,7 @@ class Ledger:
 
 
 def digest_content(content: Iterable[Any]) -> str:
-    """Return the SHA-256 of buffers, one after the other, in hexadecimal."""
+    """Return the SHA-256 of the concatenated buffers, in hexadecimal."""
     found = hashlib.sha256()
     for part in content:
         found.update(part)
@@ -378,11 +378,11 @@ def digest_content(content: Iterable[Any]) -> str:
 
 
 def format_line(record: LedgerRecord, chain: bytes) -> tuple[bytes, bytes]:
-    """Return the line of a record, and the chain value after it.
+    """Return the line of a record, and the chain value after the record.
 
     Args:
         record: the record.
-        chain: the chain value before it.
+        chain: the chain value before the record.
     """
     body = _to_json({"record": RECORD_NAMES[type(record)], **to_plain(record)}).encode()
     after = hashlib.sha256(chain + body).digest()
@@ -390,11 +390,11 @@ def format_line(record: LedgerRecord, chain: bytes) -> tuple[bytes, bytes]:
 
 
 def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, bytes]:
-    """Return the record of a line, and the chain value after it; raise LedgerError if it does not follow `chain`.
+    """Return the record of a line, and the chain value after it. Raise LedgerError if the line cannot follow `chain`.
 
     Args:
         line: the line, with its newline.
-        chain: the chain value before it.
+        chain: the chain value before the line.
         source: names the file and the line in errors.
     """
     end = line[-CHAIN_LENGTH:-1]

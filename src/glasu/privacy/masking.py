@@ -1,19 +1,20 @@
 """Pairwise masks: streams of AES-CTR that hide integers of a ring from the server and cancel in the sum.
 
-Clients i < j share a secret that the server does not have. For one place (phase, round, layer, chunk, shape), i adds a
-stream under their key and j subtracts it. Only pairs of clients that contribute to a sum use a stream.
+Clients i < j share a secret that the server does not have. For one place (phase, round, layer, chunk, shape), client i
+adds a stream under their key and client j subtracts it. Two clients do so only if both contribute to the sum.
 
     pair key    = HKDF(X25519 secret, run, attempt, roster, settings, names of the pair)       once per attempt
     stream key  = HKDF-Expand(pair key, running hash of all answers so far, place)             one use
 
-The running hash binds the masks to the answers that a client has received. If the server sends different aggregates to
-two clients, their later streams differ, and the server sees noise from then on. A stream covers one tensor: a second
-use of a place is refused, and an attempt that repeats a round has new keys.
+Through the running hash, the masks of a client depend on the answers that it has received. If the server sends
+different aggregates to two clients, their later masks do not cancel, and from then on the server sees random numbers.
+Every stream is used for one tensor: a second use of a place is refused, and an attempt that repeats a round has new
+keys.
 
 With `privacy.blind_server`, the first contributing client adds one more stream, under the group key, which all clients
-share. The readers subtract it. Keys that are derived from the group key also encrypt the messages that one client sends
-to all others (AES-GCM): the label owner's gradient and verdicts. The running hash is an input of these keys, too. The
-class `Hiding` contains this part, because encrypted tensors need it as well (`glasu.privacy.encryption`).
+share. The readers subtract this stream. Keys derived from the group key and the running hash also encrypt the messages
+that one client sends to all other clients (AES-GCM): the label owner's gradient and verdicts. The base class `Hiding`
+encrypts these messages, because runs with encrypted tensors (`glasu.privacy.encryption`) send them too.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from glasu.errors import ProtocolError
 from glasu.wire.encodings import Array, Ring
 from glasu.wire.message_key import Key
 
-KEY_SIZE = 32  # bytes of a symmetric key, and of a public key of X25519
-TAG_BYTES = 16  # length of the authentication tag that AES-GCM adds, and of a proof
+KEY_SIZE = 32  # bytes of a symmetric key, and of an X25519 public key
+TAG_BYTES = 16  # bytes of the authentication tag of AES-GCM, and of a proof
 ONE_USE = bytes(12)  # the nonce of AES-GCM; a constant is safe because every key encrypts only once
 _PLACE = struct.Struct("<BIhIIIB")
 Contributors = Callable[[Key], Sequence[int]]  # the clients that contribute to a sum, in client order
-Requested = NDArray[np.bool_]  # for each row of an exchange: whether one client receives it
+Requested = NDArray[np.bool_]  # for each row of an exchange: whether a certain client receives the row
 Reveal = Callable[[Array, Requested | None], Array]  # returns sums, given a payload and the requested rows
 Unseal = Callable[[bytes, Key], bytes]  # returns the content of an encrypted message, given its message key
 
 
 class Signer(Protocol):
-    """Signs statements of one party, such as its keys, and checks those of its peers. `KitSigner` implements it."""
+    """Signs one party's statements, such as its keys, and checks statements of its peers. See `KitSigner`."""
 
     @property
     def certificate(self) -> bytes:
-        """The certificate of the party, which its peers check."""
+        """The certificate of the party, which the peers check."""
         ...
 
     def sign(self, content: bytes) -> bytes:
@@ -87,12 +88,12 @@ def derive_pair_key(own: X25519PrivateKey, peer: bytes, context: bytes) -> bytes
 
 
 def expand_key(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """Return another key: one block of HKDF-Expand with SHA-256. Put parts of variable length last."""
+    """Derive a key: one block of HKDF-Expand with SHA-256. Only the last part may have a variable length."""
     return hmac.digest(key, b"glasu " + purpose + b"\0" + b"".join(parts) + b"\x01", "sha256")
 
 
 def draw_stream(key: bytes, size: int) -> bytes:
-    """Return the beginning of the AES-CTR stream under a key that is used once."""
+    """Return the first `size` bytes of the AES-CTR stream of a key. Use every key only once."""
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
@@ -102,7 +103,7 @@ def join_parts(parts: Iterable[bytes]) -> bytes:
 
 
 def split_parts(content: bytes, count: int) -> list[bytes]:
-    """Return the parts that `join_parts` joined; raise ValueError if there are not `count` of them."""
+    """Return the parts that `join_parts` joined; raise ValueError if there are not `count` parts."""
     parts: list[bytes] = []
     position = 0
     while position < len(content) and len(parts) < count:
@@ -118,7 +119,7 @@ def split_parts(content: bytes, count: int) -> list[bytes]:
 
 @dataclass
 class RunningHash:
-    """The running hash of the answers that are identical for all clients."""
+    """The running hash of the answers that are identical for all clients, in one attempt."""
 
     value: bytes = bytes(32)
 
@@ -131,12 +132,12 @@ class RunningHash:
 class SumHistory:
     """The running hash of the sums that a client has read, over all attempts of a run. Checkpoints contain it.
 
-    An attempt has new keys, and its `RunningHash` begins with this hash. If two parties have read different sums, their
-    masks in the new attempt do not cancel. Otherwise a server could send different answers to the parties, end the
-    attempt, and read the sums of the next attempt, which depend on those answers.
+    Every attempt has new keys, and its `RunningHash` starts from this hash. If two parties have read different sums,
+    their masks in the new attempt do not cancel. Otherwise a server could send different answers to the parties, end
+    the attempt, and read the sums of the next attempt, which depend on the different answers.
 
-    This hash covers the sums without masks: after a crash, two parties may resume from checkpoints that were written in
-    different attempts, and only these sums are equal in both.
+    The sums are hashed after unmasking. After a crash, two parties may resume from checkpoints of different attempts.
+    The masked sums of these attempts differ, but the unmasked sums are equal.
     """
 
     value: bytes = bytes(32)
@@ -159,7 +160,7 @@ def _extend_hash(value: bytes, about: bytes, arrays: Iterable[Array]) -> bytes:
 
 @dataclass(eq=False, kw_only=True)
 class Hiding(ABC):
-    """Hides the tensors that one client sends in one attempt from the server."""
+    """Hides from the server the tensors that one client sends in one attempt."""
 
     own: int  # m
     group_key: bytes = field(repr=False)
@@ -175,11 +176,11 @@ class Hiding(ABC):
 
     @abstractmethod
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the payload to send: masked or encrypted, every chunk separately."""
+        """Mask or encrypt every chunk of a payload separately, and return the payload to send."""
 
     @abstractmethod
     def prepare_reading(self, key: Key, shape: tuple[int, int | None], ring: Ring) -> Reveal:
-        """Return the function that reads the answers of an exchange. A reader calls this before the first answer.
+        """Return the function that unmasks or decrypts an exchange's answers. Call this before the first answer.
 
         Args:
             key: the key of the exchange.
@@ -188,7 +189,7 @@ class Hiding(ABC):
         """
 
     def seal(self, content: bytes, key: Key) -> bytes:
-        """Encrypt a message from this client to all others. The place and the sender are associated data.
+        """Encrypt a message from this client to all other clients. Place and sender are associated data of AES-GCM.
 
         The key depends on the running hash, so only clients that have received the same answers can decrypt it.
         """
@@ -217,7 +218,7 @@ class Hiding(ABC):
         return unseal
 
     def prove(self, content: bytes, key: Key) -> bytes:
-        """Return an HMAC of the content and of all answers so far, which the server cannot compute."""
+        """Return an HMAC of the content and of all answers so far. The server cannot compute it."""
         place = pack_place(key, 0, 0, 0)
         return expand_key(self.group_key, b"proof", self.running_hash.value, place, content)[:TAG_BYTES]
 
@@ -232,7 +233,7 @@ class Hiding(ABC):
         return clients
 
     def _mark_used(self, place: bytes) -> None:
-        """Mark a place as used. Refuse a second tensor there: the server could compute the difference between both."""
+        """Mark a place as used. Refuse a second tensor there, because the server could compute their difference."""
         if place in self._used:
             raise ProtocolError("a key stream would cover two contents; nothing was sent.")
         self._used.add(place)
@@ -250,7 +251,7 @@ class PairwiseMasks(Hiding):
         return name_masks(blind=self.blind)
 
     def __call__(self, payload: Array, key: Key) -> Array:
-        """Return the payload with this client's masks, which are separate for each chunk."""
+        """Add this client's masks to the payload. Each chunk has its own masks."""
         clients = self._list_contributors(key)
         masked: Array = payload.copy()
         for chunk, (place, rows) in enumerate(self._list_places(key, payload)):
@@ -268,15 +269,15 @@ class PairwiseMasks(Hiding):
         rows, columns = shape
         if not self.blind or columns is None:
             return lambda payload, requested: payload
-        # The stream that hides the sum from the server. It is drawn here, because it depends on the running hash before
-        # the first answer.
+        # The stream that hides the sum from the server. It is drawn now, because the running hash changes with the
+        # first answer.
         stream: Array = np.empty((rows, columns), ring.dtype)
         for place, part in self._list_places(key, stream):
             stream[part] = self._draw(self.group_key, b"blind", place, stream[part])
         return lambda payload, requested: payload - (stream if requested is None else stream[requested])
 
     def _list_places(self, key: Key, payload: Array) -> list[tuple[bytes, slice]]:
-        """Return the places of the chunks of a tensor, and their rows."""
+        """Return the place and the rows of each chunk of a tensor."""
         found, size = [], payload.dtype.itemsize
         for chunk, start in enumerate(range(0, len(payload) + 1, self.chunk_rows)):
             rows = slice(start, min(start + self.chunk_rows, len(payload)))

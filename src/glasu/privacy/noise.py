@@ -15,7 +15,7 @@ the party's secret. The same row in the same place always has the same noise, so
 repeated releases. A row that is computed again with other values has fresh noise. Run, attempt and incarnation are not
 inputs of the function.
 
-This folder uses no random generator of numpy or torch; a test checks this.
+No module of this folder uses a random generator of numpy or torch; a test checks this.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]
     """
     high, low = _tabulate(deviation)
     wanted, fine = words[..., 0].ravel(), words[..., 1].ravel()
-    places = np.searchsorted(high, wanted, side="left")  # the first entry whose high half is not smaller
+    places = np.searchsorted(high, wanted, side="left")  # the first entry whose high half is at least `wanted`
     ends = np.searchsorted(high, wanted, side="right")
     for place in np.flatnonzero(ends > places):  # equal high halves are rare; the low half decides
         entry = places[place]
@@ -192,7 +192,7 @@ def draw_noise(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]
 
 @functools.lru_cache(maxsize=16)
 def _tabulate(deviation: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return floor(2^128 P(n <= b)) for b = -bound..bound-1 as high and low words, then a sentinel above all others."""
+    """Return floor(2^128 P(n <= b)) for b = -bound..bound-1 as high and low words. The last entry is a sentinel."""
     bound = math.ceil(TAIL_DEVIATIONS * deviation)
     with localcontext() as context:
         context.prec = 60
@@ -210,13 +210,13 @@ def _tabulate(deviation: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
 
 def read_mechanism(protection: str) -> Mechanism | None:
-    """Return the mechanism that the protection of a ledger's entry names; None if there is no noise."""
+    """Return the noise mechanism that the `protection` of a ledger entry contains, or None if there is no noise."""
     found = _NOISE.search(protection)
     return None if found is None else Mechanism(float(found[1]), float(found[2]))
 
 
 def derive_noise_key(secret: Secret | None, seed: int) -> bytes:
-    """Return the key of a party's noise. Without a secret it is derived from the public seed and protects nothing."""
+    """Return the key of a party's noise. Without a secret, it is derived from the public seed and protects nothing."""
     if secret is not None:
         return secret.derive("noise").value
     return hashlib.sha256(f"glasu noise of seed {seed}".encode()).digest()

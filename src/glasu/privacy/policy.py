@@ -1,7 +1,7 @@
 """The policy of a party, written in policy.toml: the releases that it forbids, and limits for all other releases.
 
-The policy is a rule of the ledger, so it sees every release before the release is recorded and its bytes are sent.
-Limits apply to the whole ledger, including earlier runs and repeated rounds.
+The policy is a ledger rule, so it checks every release before the release is recorded and its bytes are sent. Limits
+apply to the whole ledger, including earlier runs and repeated rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from glasu.privacy.ledger import Entry
 
-# The kinds of releases. The value is what a release contains, in words for an auditor.
+# For an auditor: what a release of each kind contains.
 RELEASE_KINDS: Mapping[str, str] = {
     "representation": "numbers that a party's layers compute from its features and edges, one row per node",
     "change": "the change of representations since their last release, one row per node",
@@ -34,8 +34,8 @@ RELEASE_KINDS: Mapping[str, str] = {
     "situation": "three figures about the data, from which a preset chooses settings",
     "key": "keys of masks or ckks: public keys, and keys that are encrypted for the other parties",
     "proof": "an HMAC with which the parties compare the server's answers at the end of a training run",
-    "verdict": "two flags that the server reads (training stops; the best model is the average of the parties), and an "
-    "HMAC of the scores, or the label owner's verdict, encrypted",
+    "verdict": "two flags that the server reads (whether training stops, and whether the best model is the average of "
+    "the parties), and either an HMAC of the scores or the label owner's encrypted verdict",
     "set size": "the number of ids of the party",
     "key share": "a part of the key that the parties agree on",
     "blinded ids": "ids as points of an elliptic curve, blinded by a secret of each party that forwarded them",
@@ -68,7 +68,7 @@ CHANGE_POLICY = (
 
 
 class PolicyError(GlasuError):
-    """A release, or a setting that leads to one, is forbidden by the policy of a party."""
+    """The policy of a party forbids a release, or settings that lead to such a release."""
 
     code = "forbidden_by_policy"
 
@@ -87,10 +87,10 @@ class Policy(Checked):
     max_ids: Limit | None = None  # the largest set of ids that any party may have in an alignment
 
     def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
-        """Refuse settings that would make the policy stop the run later.
+        """Refuse settings with which the policy would stop the run later.
 
         Args:
-            protections: the protection of every kind that the run will release, as the ledger names it.
+            protections: for every kind that the run will release, the protection that the ledger will record.
             num_evaluations: the minimum number of evaluations of the run.
             source: names the policy in errors.
         """
@@ -123,7 +123,7 @@ class Policy(Checked):
             source: names the policy.
             why: the rule, and the value that breaks it.
             what: the release or the settings that are refused.
-            remedy: what helps.
+            remedy: what the user can do.
         """
         return PolicyError(f"{source}: {why}; refused {what}. To continue, {remedy}.", f"its policy: {why}; {remedy}.")
 
@@ -136,7 +136,7 @@ class PolicyRule:
         self.policy, self._source = policy, source
         self._inferences: set[tuple[Any, ...]] = set()
         self._per_node: dict[tuple[str, int], NDArray[np.int64]] = {}
-        # The number of releases whose nodes are unknown. They count for all nodes.
+        # The number of releases whose nodes are unknown. Such a release counts for all nodes.
         self._everywhere: dict[tuple[str, int], int] = {}
 
     def check(self, entry: Entry) -> None:
@@ -187,7 +187,7 @@ class PolicyRule:
             self._per_node[place] = counts
 
     def _count_releases(self, entry: Entry) -> int:
-        """Return the largest number of earlier releases of a row of this entry."""
+        """Return how often the most frequently released row of this entry was released before."""
         place, nodes = (entry.kind, entry.layer), entry.unpack_nodes()
         counts = self._per_node.get(place, np.zeros(0, np.int64))
         known = counts if nodes is None else counts[nodes[nodes < len(counts)]]
@@ -195,7 +195,7 @@ class PolicyRule:
 
     @staticmethod
     def _list_inferences(entry: Entry) -> set[tuple[Any, ...]]:
-        """Return the exact inference that an entry belongs to; an empty set in other phases."""
+        """Return a set with the exact inference that an entry belongs to; the set is empty in other phases."""
         if entry.phase not in INFERENCES:
             return set()
         return {(entry.phase, entry.run, entry.incarnation, entry.attempt, entry.round)}

@@ -1,11 +1,11 @@
-"""Release, the gate of a client: tensors, node sets, losses and metrics of the protocol leave it only here.
+"""`Release`, the gate of a client. Tensors, node sets, losses and metrics leave the client only through it.
 
-A tensor is first perturbed (clip, noise), which changes the client's contribution, then encoded (`glasu.wire`).
-`extract_others` gets the decoded result. If sums are hidden, the encoded numbers are then masked or encrypted, which
-does not change the sum that the clients read. The ledger records every release.
+A tensor is first perturbed (clip, noise) and then encoded (`glasu.wire`). Both steps can change the values that the
+client contributes, so `extract_others` gets the decoded result. If sums are hidden, the encoded numbers are then masked
+or encrypted. This does not change the sum that the clients read. The ledger records every release.
 
-`read` decodes the answers. It belongs here because decoding can depend on this client's earlier releases and answers: a
-change is relative to a reference (`glasu.privacy.feedback`).
+`read` decodes the answers. It belongs here because decoding can depend on this client's earlier releases and answers:
+with `wire.feedback`, an answer is the change from a reference (`glasu.privacy.feedback`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, REPRESENTA
 
 
 class Perturbation(Protocol):
-    """Changes the values that a client contributes. The change is a function of the arguments."""
+    """Changes the values that a client contributes. The result is a function of the arguments."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,7 @@ class RowFacts(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale each row down to an L2 norm of at most `norm`. LocalUpdate differentiates through it."""
+    """Scales each row down to an L2 norm of at most `norm`. LocalUpdate differentiates through this scaling."""
 
     norm: float
     name: str = "clip"
@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     """A released tensor in its wire encoding."""
 
     payload: NDArray[Any]  # the encoded array, masked or encrypted if sums are hidden
-    unmasked: NDArray[Any]  # the encoded array before that
+    unmasked: NDArray[Any]  # the encoded array before masking or encryption
     encoding: Encoding
     contribution: Tensor | None = None  # the result of `value`; None: decode `unmasked`
 
@@ -88,7 +88,8 @@ class Protection:
         """Return the names of the parts, in their order, as the ledger records them.
 
         Args:
-            hidden_by: the name of what hides the encoded values from the server; empty if nothing does.
+            hidden_by: the name of the masks or the encryption that hide the encoded values from the server; empty if
+                the values are not hidden.
         """
         names = [part.name for part in (self.clip, self.noise, *self.perturbations) if part is not None]
         return "+".join([*names, hidden_by] if hidden_by else names) or "none"
@@ -102,7 +103,10 @@ References: TypeAlias = dict[tuple[str, int], Reference]  # by phase and layer
 
 
 def _find_place(key: Key) -> tuple[str, int]:
-    """Return the index of a reference. Training and evaluation have separate ones: dropout and rows differ."""
+    """Return the phase and the layer of a reference.
+
+    Training and evaluation have separate references, because their rows and their dropout differ.
+    """
     return key.phase.name, key.layer
 
 
@@ -113,14 +117,14 @@ def _require_integers(encoding: Encoding) -> Integers:
 
 @dataclass
 class HiddenSums:
-    """What a client needs to send tensors that the server adds without reading them, and to read their sums."""
+    """The state of a client for hidden sums: the server adds the clients' tensors without reading them."""
 
     grids: ColumnGrids = field(default_factory=ColumnGrids)
     hiding: Hiding | None = None  # masks or encryption of the current attempt; None: the parties have no keys yet
     history: SumHistory = field(default_factory=SumHistory)  # the sums that this client has read
 
     def read(self, kind: TensorKind, key: Key, total: NDArray[Any], ring: Ring, num_summed: int) -> Tensor:
-        """Return the mean, given the sum of the integers of `num_summed` clients; enter the sum in the history."""
+        """Return the mean, given the sum of the integers of `num_summed` clients; add the sum to the history."""
         self.history = self.history.add(f"{kind} {key.phase.name} {key.round} {key.layer}", total)
         return self.grids.to_mean(kind, total, key, ring, num_summed)
 
@@ -134,20 +138,20 @@ class Release:
         default_factory=dict
     )  # a kind that is not listed has no protection
     ledger: Ledger = field(default_factory=Ledger)
-    rules: Sequence[Rule] = ()  # rules from the settings; a runtime that stores the ledger opens it with them
+    rules: Sequence[Rule] = ()  # ledger rules from the settings; a runtime passes them to a ledger that it stores
     enters_nodes: bool = False  # whether the ledger records the nodes of each release
-    feedback: bool = False  # whether later releases of the same rows are changes
+    feedback: bool = False  # whether later releases of the same rows are sent as changes
     references: References = field(default_factory=dict)
     sums: HiddenSums = field(default_factory=HiddenSums)  # used for kinds of tensors whose encoding has a ring
-    observe_clear: ClearObserver | None = None  # gets the values of hidden tensors; a transcript records them
+    observe_clear: ClearObserver | None = None  # is called with the values of hidden tensors, to record a transcript
 
     def find_protection(self, kind: TensorKind) -> Protection:
-        """Return the protection of a kind of tensor. A change is protected like the representation itself."""
+        """Return the protection of a kind of tensor. Changes have the protection of representations."""
         return self.protections.get(kind.protecting_kind, UNPROTECTED)
 
     @property
     def transparent(self) -> bool:
-        """Whether receivers read the result of `clip` bit for bit, without noise or rounding."""
+        """Whether receivers decode exactly the result of `clip`, without noise or rounding."""
         exact = self.encodings[REPRESENTATION].is_exact and not self.feedback
         protection = self.find_protection(REPRESENTATION)
         return exact and protection.noise is None and not protection.perturbations
@@ -171,7 +175,7 @@ class Release:
 
         Args:
             kind: the kind of tensor.
-            value: the values; for a change, the representations after it.
+            value: the values; for a change, the new representations.
             key: the key of the exchange.
             nodes: the nodes of the rows; None if they are not known.
         """
@@ -253,7 +257,7 @@ class Release:
         return value, digests
 
     def _describe_rows(self, nodes: NDArray[np.int64] | None, digests: bytes | None) -> RowFacts:
-        """Return nodes and digests of rows for the ledger, in node order; rows with noise always have both."""
+        """Return the nodes and digests that the ledger records, in node order. With noise, it always records both."""
         if nodes is None or not (self.enters_nodes or digests is not None):
             return {}
         order = np.argsort(nodes, kind="stable")
@@ -262,14 +266,14 @@ class Release:
         return {"nodes": nodes[order], "row_digests": digests}
 
     def prepare_reading(self, kind: TensorKind, key: Key, shape: tuple[int, int | None]) -> Reveal:
-        """Return the function that reads the payload of an answer. Call this before the answer arrives."""
+        """Return the function that unmasks or decrypts an answer. Call this before the answer arrives."""
         ring, hiding = self.encodings[kind].ring, self.sums.hiding
         if hiding is None or ring is None:
             return lambda payload, requested: payload
         return hiding.prepare_reading(key, shape, ring)
 
     def update_ranges(self, key: Key, gradient: Tensor) -> None:
-        """Derive the ranges of lower layers from the label owner's gradient, which all clients hold."""
+        """Derive gradient ranges from the label owner's gradient, which all clients have. Lower layers use them."""
         ring = self.encodings[GRADIENT].ring
         if ring is not None:
             self.sums.grids.update_range(GRADIENT, key, gradient.numpy(), ring, 1)
@@ -277,7 +281,7 @@ class Release:
     def read(
         self, kind: TensorKind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
     ) -> Tensor:
-        """Return the values of an answer. The caller has checked the answer.
+        """Return the values of an answer, which the caller has checked.
 
         Args:
             kind: the kind of tensor.
@@ -308,13 +312,13 @@ class Release:
             self.observe_clear(kind, key, value.numpy(), is_answer)
 
     def bytes_for_peers(self, kind: str, content: bytes, key: Key, *, rows: int, protection: str) -> NDArray[np.uint8]:
-        """Release bytes that only the other clients can read: keys, and data that is encrypted for the others."""
+        """Release bytes for the other clients: public keys, proofs, or encrypted data."""
         payload = np.frombuffer(content, np.uint8)
         self.ledger.record(kind, key, lambda: (payload,), rows=rows, size=payload.nbytes, protection=protection)
         return payload
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
-        """Release node numbers, one set per round. The sets are sorted."""
+        """Sort and release node sets, one per round."""
         payloads = tuple((nodes if ids.is_increasing(nodes) else np.unique(nodes)).astype("<i4") for nodes in node_sets)
         rows = sum(len(nodes) for nodes in payloads)
         encoded = [] if self.ledger.sink is None else [ids.encode(nodes) for nodes in payloads]

@@ -1,7 +1,8 @@
 """The ways to hide tensors from the server: the choices of `privacy.secure_aggregation`.
 
-A way is a row of SECURE_AGGREGATIONS. Other modules read its attributes and never compare names. The server and the
-settings use this table, so it imports neither torch nor cryptography nor TenSEAL; clients load them with the methods.
+Each way is an entry of SECURE_AGGREGATIONS. Other modules read attributes of the entry and never compare names. The
+server and the settings use this table, so this module does not import torch, cryptography or TenSEAL at the top. Only
+methods that clients call import them.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ class SecureAggregation:
     """A way to hide tensors from the server. This one hides nothing."""
 
     encoding: ClassVar[type[Ring] | None] = None  # the encoding of hidden tensors; None: nothing is hidden
-    hides_sums: ClassVar[bool] = False  # whether sums are hidden from the server with all settings
+    hides_sums: ClassVar[bool] = False  # whether sums are always hidden from the server, whatever the other settings
     has_secret_key: ClassVar[bool] = False  # whether the clients share a secret key, which the first client makes
     config_keys: ClassVar[tuple[str, ...]] = ()  # the keys of [privacy] that this choice reads
     extra: ClassVar[str] = ""  # the optional dependency group ("extra") that clients must install
 
     @property
     def hides_parts(self) -> bool:
-        """Whether the server adds the parties' tensors without reading them. Then it does not see scores either."""
+        """Whether the server adds the parties' tensors without reading them. If so, it does not see scores either."""
         return self.encoding is not None
 
     def find_error(self, num_clients: int) -> str:
-        """Return the reason why sums of this many clients would not be secret or exact, or an empty string."""
+        """Return why sums over this number of clients would not be secret or exact, or an empty string."""
         return ""
 
     def load_package(self) -> None:
-        """Import what a client needs; raise ConfigError with the command that installs it."""
+        """Import the package that a client needs; raise ConfigError with the command that installs it."""
 
     def name_protection(self, privacy: PrivacyConfig) -> str:
         """Return the name that the ledger records."""
         return "none"
 
     def make_secret(self) -> bytes | None:
-        """Return a new secret key for all clients; None if there is no such key."""
+        """Return a new secret key that all clients will share; None if this way does not use such a key."""
         return None
 
     def make_hiding(
@@ -55,7 +56,7 @@ class SecureAggregation:
         Args:
             privacy: the settings.
             pair_keys: the key that the client shares with each other client.
-            secret: the secret key that all clients share; None if there is no such key.
+            secret: the secret key that all clients share; None if this way does not use such a key.
             common: the fields of `Hiding`.
 
         Raises:
@@ -127,6 +128,6 @@ SECURE_AGGREGATIONS: dict[str, SecureAggregation] = {
 
 
 def find_secure_aggregation(privacy: PrivacyConfig) -> SecureAggregation:
-    """Return how the settings hide tensors from the server."""
+    """Return the way in which the settings hide tensors from the server."""
     found: SecureAggregation = privacy.way_to_hide
     return found

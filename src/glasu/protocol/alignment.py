@@ -10,8 +10,9 @@ sets.
                 sent.
 
 No party sees two sets under the same blinding, so no party can compare sets. The server sees only blinded points. It
-learns the sizes of all overlaps. Along the same ring the parties agree on a key by Diffie-Hellman: after M - 1 steps a
-party multiplies the received share once more and keeps the product, which is never sent.
+learns the sizes of all overlaps. Along the same ring, the parties agree on a key by Diffie-Hellman: in each of M - 1
+steps, a party multiplies the share that it receives by its own scalar. The product after the last step is the common
+secret, which is never sent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Key, Phase
 
 DEFAULT_MAX_IDS = 1_000_000
-BLINDED = "blinded"  # the protection of points
+BLINDED = "blinded"  # the protection of points in the ledger
 SHARES, SETS = 0, 1  # used as `layer` in the keys of KeyShare and BlindedSet messages
 
 
@@ -69,7 +70,7 @@ class SetLimits:
         )
 
     def count_chunks(self, largest: int) -> int:
-        """Return the number of chunks of every set, given the largest. The last chunks of a smaller set are empty."""
+        """Return the number of chunks of every set, given the largest size. Smaller sets may end with empty chunks."""
         return -(-largest // self.chunk_rows)
 
     def count_rows(self, size: int, chunk: int) -> int:
@@ -113,7 +114,7 @@ class Comparison:
 def client_alignment(
     identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
 ) -> Script[Alignment]:
-    """Client column; `ids` are normalised and distinct. The ledger records every release before it is sent."""
+    """Client column. `ids` must be normalised and distinct. The ledger records every release before it is sent."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
     ledger = ledger or Ledger()
     yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
@@ -129,7 +130,7 @@ def client_alignment(
         done += 1
         yield Aligning(done / num_steps, name)
     points = np.concatenate(parts)
-    # The order of the blinded bytes reveals nothing about the ids. Only this party can map it back to its rows.
+    # The order of the blinded bytes reveals nothing about the ids. Only this party can map points back to its rows.
     order = order_points(points)
     points, share = points[order], blinding.start_key()
 
@@ -182,7 +183,7 @@ def _take_chunk(points: Points, chunk: int, limits: SetLimits) -> Points:
 
 
 def _refuse_gap(earlier: Sequence[Points], points: Points, limits: SetLimits) -> None:
-    """Refuse rows that follow a chunk that was not full. The server has checked the total number of rows."""
+    """Refuse a chunk that is too large or follows the last chunk. The server has checked the total number of rows."""
     if len(points) > limits.chunk_rows or (earlier and len(points) and len(earlier[-1]) < limits.chunk_rows):
         raise ProtocolError(f"{len(points)} points are too many for a chunk, or follow the last chunk of a set.")
 
@@ -236,7 +237,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
 
 
 def find_set_owner(client: int, step: int, num_clients: int) -> int:
-    """Return the owner of the set that a client sends after it received `step` sets: the client `step` places back."""
+    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
     return (client - step) % num_clients
 
 
@@ -247,8 +248,8 @@ def compare_sets(sets: Sequence[Points]) -> tuple[list[NDArray[np.uint32]], dict
         sets: one set of distinct points per owner.
 
     Returns:
-        The rows of the common points in every set, in the order of their bytes; and the number of points that exactly
-        the owners of a group have, by group.
+        For every set, the rows of the common points, sorted by the bytes of the points. For every group of owners, the
+        number of points that exactly these owners have.
     """
     distinct, inverse = np.unique(np.concatenate([view_points(points) for points in sets]), return_inverse=True)
     owners = np.repeat(np.arange(len(sets)), [len(points) for points in sets])
@@ -279,7 +280,7 @@ def _forward_to_next(key: Key, messages: Sequence[KeyShare] | Sequence[BlindedSe
 def _check_rows(
     identity: Identity, messages: Sequence[BlindedSet], sizes: Sequence[int], step: int, chunk: int, limits: SetLimits
 ) -> None:
-    """Refuse a chunk that has another number of points than the same chunk had when its sender received it."""
+    """Refuse a chunk whose number of points contradicts the size that the owner of the set has stated."""
     for client, message in enumerate(messages):
         expected = limits.count_rows(sizes[find_set_owner(client, step, len(messages))], chunk)
         if len(message.points) != expected:

@@ -3,9 +3,9 @@
 An average takes one exchange: clients send probabilities for the same rows, and the server returns the mean of what it
 received. If one party has the labels, only this owner sends probabilities, and the mean equals them.
 
-A smoothed prediction takes two exchanges. The first averages at all nodes. Then every party with edges propagates this
-average, and the second exchange averages the propagated rows. A party without edges contributes nothing to the second
-exchange.
+A smoothed prediction takes two exchanges. The first averages the probabilities at all nodes. Then every party with
+edges propagates this average, and the second exchange averages the propagated rows. A party without edges contributes
+nothing to the second exchange.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def server_average(
         key: the key of the exchange.
         num_rows: the number of rows in the exchange.
         requested: for each client, the rows that it receives; None: all.
-        present: the clients that send probabilities, if not all.
+        present: the clients that send probabilities if all parties have labels; None: all clients.
         from_any: whether any client may contribute nothing; otherwise every client with labels sends probabilities.
     """
     encoding = server.shapes.encodings[PROBABILITIES]
@@ -128,7 +128,7 @@ def client_average_propagated(
         mean: the mean class probabilities at all nodes.
         alpha: the weight of the mean, see `propagate`; None at a party that had no edges in training.
         nodes: the nodes whose rows are averaged.
-        requested: the rows that this client receives; None: all, or those of `find_receivers`.
+        requested: the rows that this client receives; None: all. If one party has the labels, `find_receivers` decides.
         place: distinguishes several exchanges of this kind with the same key.
     """
     own = None
@@ -151,7 +151,7 @@ def server_average_propagated(
 
 
 def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
-    """Return the receivers of a smoothed prediction if one party has the labels: this party receives all rows."""
+    """Return for each client the rows of a smoothed prediction that it receives. The label owner receives all rows."""
     return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
 
 

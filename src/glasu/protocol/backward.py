@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def client_joint_round(
     client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
 ) -> Script[list[float]]:
-    """Client column: JointInference, a backward pass with an exchange per aggregation layer, then all local steps.
+    """Client column: JointInference, a backward pass with one exchange per aggregation layer, then later local steps.
 
     Args:
         client: the client.

@@ -1,7 +1,7 @@
 """Exchange tensors in chunks of rows, and check them. Results are bit-identical for any chunk size.
 
-A chunk has `wire.chunk_rows` rows. A chunk with fewer rows is the last one, so the server needs no number of rows in
-advance. If the rows fill all chunks exactly, an empty chunk follows.
+A chunk has `wire.chunk_rows` rows. A chunk with fewer rows is the last one, so the server need not know the number of
+rows in advance. If the rows fill all chunks exactly, an empty chunk follows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
 
 
 class PendingBatch:
-    """A sample whose batch is gathered once: while the previous round waits for an answer, or when its round starts."""
+    """A sample whose batch is gathered once: at the start of its round, or while the round before awaits an answer."""
 
     def __init__(self, client: Client, sample: Sample) -> None:
         self.client, self.sample = client, sample
@@ -87,7 +87,7 @@ def exchange_rows(
     parts, columns = [], shape[1]
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)
-        if requested is None:  # otherwise other clients receive other rows
+        if requested is None:  # otherwise clients receive different rows, so their hashes would differ
             hash_answer(client, message)
         expected = rows.stop - rows.start if requested is None else int(np.count_nonzero(requested[rows]))
         found = _check_answer(client, message, (expected, columns))
@@ -130,13 +130,13 @@ def receive_chunk(
     *,
     from_any: bool = False,
 ) -> Script[Chunk]:
-    """Server: receive the next chunk of a tensor from every client. The caller answers it.
+    """Server: receive the next chunk of a tensor from every client. The caller sends the answer.
 
     Args:
         server: the server.
         kind: the kind of message that clients send.
         key: the key of the exchange.
-        before: the chunk before this one; None: this is the first.
+        before: the previous chunk; None: receive the first chunk.
         expected_rows: the number of rows of the whole tensor, if the server knows it.
         senders: the clients that send a tensor, while the others only wait for the answer; None: all.
         from_any: whether any client may send `Waiting` instead of a tensor, in all chunks or in none.
@@ -167,7 +167,7 @@ def _check_senders(server: Server, messages: Sequence[Message], senders: Sequenc
 
 
 def _check_waiting(server: Server, messages: Sequence[Message], before: Chunk | None) -> None:
-    """Refuse a client that sends only some chunks of a tensor, and chunks without any tensor."""
+    """Refuse a client that sends only some chunks of a tensor. Also refuse a chunk that no client sends."""
     if not any(isinstance(message, TensorMessage) for message in messages):
         raise ProtocolError(f"{messages[0].key}: no party has an edge. {NOTHING_TO_SMOOTH}")
     if before is None:
@@ -205,14 +205,14 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last chunk: it has fewer rows than a full one, perhaps none."""
+        """Whether this is the last chunk. It has fewer rows than a full chunk, perhaps none."""
         return self.num_rows < self.server.config.wire.chunk_rows
 
     def check(self, rows_left: int | None) -> None:
         """Check the tensors.
 
         Args:
-            rows_left: the rows that this chunk and the later ones must have, if the server knows them.
+            rows_left: the number of rows that this chunk and all later chunks must have, if the server knows it.
         """
         if not self.tensors:
             raise ProtocolError(f"{self.key}: no party sent a tensor.")
@@ -230,13 +230,13 @@ class Chunk:
                 server.refuse(message, f"expected {wanted} rows, got {rows}.")
         self._check_shapes()
         if content.kind.is_score and not encoding.is_hidden:
-            # A party that sent 1e30 or -5 would otherwise decide every prediction and which model is selected.
+            # Without this check, a party that sends 1e30 or -5 would determine every prediction and the selected model.
             for message in self.tensors:
                 if error := server.task.find_score_error(encoding.decode(message.value)):
                     server.refuse(message, f"{server.task.scores_name}: {error}; the server did not aggregate them.")
 
     def _check_shapes(self) -> None:
-        """Refuse tensors of different shapes; blame the minority, or no single party if there is no majority."""
+        """Refuse tensors of different shapes. Blame a party in the minority, or no party if there is no majority."""
         kind, roster = self.tensors[0].content().kind, self.server.roster
         encoding = self.server.shapes.encodings[kind]
         shapes = [encoding.find_shape(message.value) for message in self.tensors]
@@ -255,7 +255,7 @@ class Chunk:
                 self.server.refuse(message, f"{kind}: expected shape {usual} as from most parties, got {shape}.")
 
     def check_answer(self, payload: Array) -> Array:
-        """Return the encoded answer to this chunk. Refuse NaN and infinity; blame the party that sent them, if one did.
+        """Return the encoded answer to this chunk. Refuse NaN and infinity, and name the party that sent them, if any.
 
         A value that is not finite in one tensor is not finite in the sum, so checking the sum is enough.
         """

@@ -1,4 +1,4 @@
-"""A client: the data, model, gate and progress of one party in a run. The scripts of this package drive it."""
+"""A client: the data, model, release gate and progress of one party in a run. The scripts of this package use it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGEST_SENT = 1e30  # limit on the values that a client sends in a race, so tha
 
 
 class Client:
-    """One party of a run: its data, model, gate and progress."""
+    """One party of a run: its data, model, release gate and progress."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class Client:
             party: the data that this client owns.
             index: m.
             names: all parties in client order.
-            watch: adds up the client's seconds.
-            preparation: the preparation of the features of a model trained earlier; None: as the config says.
+            watch: measures the client's computing time.
+            preparation: the feature preparation of a model that was trained earlier; None: prepare the features as the
+                config says.
             secret: the secret of the party. Initial weights, dropout masks, neighbours and rounding are derived from
-                it; None: from `train.seed`, which is public.
+                it. None: they are derived from `train.seed`, which is public.
             signer: signs the keys of this party; None in one process.
         """
         if has_server(config):  # fail now, not at the first message, if the package is missing
@@ -72,7 +73,7 @@ class Client:
         whole = list_candidates(config)[0]
         both = divide_settings(whole)  # None unless `train.release = "once"`
         first = whole if both is None else both[0]
-        # The layers and the loss read randomised labels. Evaluations read the labels of `self.party`.
+        # Training uses the randomised labels in `data`. Evaluations use the original labels in `self.party`.
         if config.privacy.label_epsilon is not None and self.has_labels:
             party = randomize_training_labels(party, config.privacy.label_epsilon, self.keys.derive_label_key())
         data = NodeData(first, party, has_labels=self.has_labels, preparation=preparation)
@@ -104,11 +105,11 @@ class Client:
 
     @property
     def is_alone(self) -> bool:
-        """Whether rounds send no message. Then this client selects its model and records its losses itself."""
+        """Whether rounds send no message. If so, this client selects its model and records its losses itself."""
         return not self.config.model.aggregation_layers
 
     def begin(self, config: RunConfig, data: NodeData) -> None:
-        """Use the settings and data of a candidate or a stage, with initial weights."""
+        """Switch to the settings and data of a candidate or a stage, and start with initial weights."""
         self.config = config
         self.learner = Learner(
             config,
@@ -121,10 +122,10 @@ class Client:
         )
 
     def adopt_candidate(self) -> None:
-        """Use the settings of the candidate that the progress names, with their initial weights."""
+        """Switch to the settings of the current candidate in `progress.race`, and start with initial weights."""
         race, candidates = self.progress.race, list_candidates(self.requested)
         self.identity.earlier_rounds = self.progress.earlier_rounds
-        if len(candidates) > 1:  # even before the race: a new attempt may start there
+        if len(candidates) > 1:  # also before the race, because a new attempt can return to that point
             self.begin(candidates[0 if race is None else race.candidate], self.data)
 
     def release_tensor(self, kind: TensorKind, value: Tensor, key: Key, nodes: NodeSet | None) -> Sent:
@@ -146,7 +147,7 @@ class Client:
         self.learner.model.load_state_dict(dict(weights))
 
     def state(self) -> ClientState:
-        """Return the state for a checkpoint, a copy that later steps do not change."""
+        """Return a copy of the state for a checkpoint. Later steps do not change the copy."""
         return ClientState(
             config_digest=self.requested.digest(),
             incarnation=self.identity.incarnation,
@@ -168,7 +169,7 @@ class Client:
         if self.stages is not None:
             self.begin(self.stages.lower, self.stages.data)
             self.stages.restart(state if self.progress.lower else None)
-        if not self.progress.lower:  # in the upper stage, the aggregate must be exchanged first
+        if not self.progress.lower:  # the weights of an upper stage are restored after the aggregate is exchanged again
             self.learner.restore(state.weights, state.optimizer)
         self.identity.incarnation = state.incarnation
         self.release.references, self.release.sums.history = dict(state.references), state.history

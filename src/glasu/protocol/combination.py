@@ -1,9 +1,10 @@
 """Methods whose parties train alone and combine their predictions afterwards; client and server columns.
 
-The selected models are tested once, together. The server averages the class probabilities of all parties. If the method
-smooths, the parties then propagate the averages over their edges. If all parties have labels, each party with edges
-chooses its alpha on the validation nodes. If one party has the labels, this owner receives the averages for every alpha
-at the validation nodes and chooses one alpha for all parties; the server forwards it.
+After training, the parties test their selected models once, together. The server averages the class probabilities of
+all parties. If the method smooths, the parties then propagate the averages over their edges with a weight alpha (see
+`propagate`). If all parties have labels, each party with edges chooses its alpha on the validation nodes. If one party
+has the labels, this owner receives the averages at the validation nodes for every alpha. It chooses one alpha for all
+parties, and the server forwards this choice.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ OWN_LAYER, CHOICE_LAYER = -4, -5
 
 
 def client_combination(client: Client) -> Script[dict[str, float]]:
-    """Client column: return the metrics of the combined prediction on the test split; none without labels."""
+    """Client column: return the metrics of the combined prediction on the test split; empty without labels."""
     yield from client_key_agreement(client)
     client.learner.model.load_state_dict(client.progress.best_weights)
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
@@ -73,7 +74,7 @@ def _list_examples(client: Client) -> dict[str, NodeSet]:
 
 
 def _client_nodes(client: Client, key: Key) -> Script[Mapping[str, NodeSet]]:
-    """Return the nodes of both splits. If one party has the labels, it sends these nodes, but not their labels."""
+    """Return the nodes of both splits. A label owner sends these nodes to the other parties, but not their labels."""
     found = {}
     for (split, examples), layer in zip(_list_examples(client).items(), NODE_LAYERS, strict=True):
         targets = client.data.find_targets(examples)
@@ -114,9 +115,10 @@ def _read_choice(message: Chosen) -> float:
 
 
 def _client_metrics(client: Client, key: Key, own: ScoreRows | None, joint: ScoreRows) -> Script[dict[str, float]]:
-    """Send the metrics of the combined prediction, and this party's own first metric; nothing without labels.
+    """Send the metrics of the combined prediction, and the first metric of this party's own prediction.
 
-    With hidden sums nothing is sent: this party reports the metrics itself.
+    Without labels, these messages contain no values. With hidden sums, no message is sent: this party reports the
+    metrics itself.
     """
     combined: dict[str, dict[str, float]] = {}
     alone: list[float] = []
@@ -167,7 +169,7 @@ def server_combination(server: Server) -> Script[None]:
 
 
 def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]:
-    """Average the propagated scores for every alpha, for the label owner; forward its choice to all clients."""
+    """Send the label owner the average of the propagated scores for every alpha; forward its choice to all clients."""
     for place in range(1, len(PROPAGATING) + 1):
         yield from server_average_propagated(server, key, num_validation, place=place)
     key = key.at(CHOICE_LAYER)
@@ -180,7 +182,7 @@ def _server_alpha(server: Server, key: Key, num_validation: int) -> Script[None]
 
 
 def _read_own(server: Server, messages: Sequence[Metrics]) -> list[tuple[float | None, ...]]:
-    """Return the first metric of every party alone, on each split; None for a party without labels."""
+    """Return for each split the first metric of every party's own prediction; None for a party without labels."""
     found: list[list[float | None]] = []
     for client, message in enumerate(messages):
         expected = len(SCORED_SPLITS) if server.identity.has_labels(client) else 0

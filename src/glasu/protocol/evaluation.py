@@ -136,12 +136,12 @@ def server_subsets(server: Server) -> Script[None]:
 
 
 def _make_subset_key(role: Client | Server, index: int) -> Key:
-    """Return the key of the inference with a subset. Its phase is PREDICTION, so it uses every edge."""
+    """Return the key of the inference with a subset. In the phase PREDICTION, an inference uses every edge."""
     return role.identity.key(Phase.PREDICTION, role.config.train.num_rounds + 2 + index)
 
 
 def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
-    """Propagate the training labels over the party's edges. The best alpha on validation nodes is chosen.
+    """Propagate the training labels over the party's edges, with the alpha that is best on the validation nodes.
 
     Returns:
         The scores of all nodes, and the metrics on the validation nodes.
@@ -172,7 +172,7 @@ def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, f
 def client_evaluation(
     client: Client, round_index: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[ClientEvaluation]:
-    """Client column: score the model on validation or test nodes; the server decides whether it is the best so far."""
+    """Client column: score the model on a split. If the server gets metrics, it decides whether this model is best."""
     key = client.identity.key(Phase.EVALUATION, round_index)
     examples = client.data.test_examples() if is_test else client.data.validation_examples()
     targets = client.data.find_targets(examples)
@@ -199,7 +199,7 @@ def client_evaluation(
 
 
 def agree_on_targets(client: Client, key: Key, targets: Targets) -> Script[Targets]:
-    """Return the label owner's targets. It sends their nodes to the other clients, but neither labels nor examples."""
+    """Return the label owner's targets. The owner sends their nodes to the other clients, but no labels or examples."""
     (nodes,) = yield from adopt_owner_sets(client, key, [targets.nodes])
     return targets if client.has_labels else Targets.of_nodes(nodes)
 
@@ -212,7 +212,8 @@ def measure(client: Client, scores: ScoreRows, examples: NodeSet) -> dict[str, f
 def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> tuple[dict[str, float], bool]:
     """Return the metrics of predictions in the unit of the labels, and whether the model has learned nothing.
 
-    Predictions that are not finite have no metrics. They end the training, or in a race the candidate.
+    If a prediction is not finite, training ends with an error. In a race, the candidate loses instead, and there are no
+    metrics.
     """
     assert client.party.labels is not None
     labels, task = client.party.labels[examples], client.learner.task
@@ -266,10 +267,10 @@ def server_test(server: Server) -> Script[None]:
 def server_evaluation(
     server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
 ) -> Script[dict[str, float]]:
-    """Server column: aggregate, and return the metrics, or {} if the parties keep them. The caller sends the verdict.
+    """Server column: aggregate; return the metrics, or {} if parties do not send them. The caller sends the verdict.
 
-    In a race, a client may report that the candidate diverged; then there are no metrics. With the metrics of the test,
-    a client with labels reports whether the selected model has learned nothing.
+    In a race, a client can report that the candidate diverged; the result is then {}. With the metrics of the test, a
+    client with labels also reports whether the selected model has learned nothing.
     """
     key = server.identity.key(Phase.EVALUATION, round_index)
     if server.identity.owner is not None:

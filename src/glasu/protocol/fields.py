@@ -1,4 +1,4 @@
-"""The kinds of fields that messages have: how a field becomes arrays on the wire, and how large it can be.
+"""The kinds of fields in messages: how a field is encoded as arrays, and how large it can be.
 
 header (48 bytes)   magic, version, kind, number of sections, key, length of the rest
 section (12 bytes)  tag, dtype, rows, columns (0: a vector); then rows x columns values
@@ -43,7 +43,7 @@ class Shapes:
 
     @classmethod
     def of_run(cls, config: RunConfig, num_nodes: int, num_classes: int, num_clients: int) -> Self:
-        """Derive the counts from the settings and the numbers agreed in the handshake."""
+        """Derive the counts from the settings and from the numbers that the roles agreed on in the handshake."""
         hidden = config.model.hidden
         return cls(
             num_nodes=num_nodes,
@@ -62,7 +62,7 @@ CountOf = Callable[[Shapes], int]
 
 
 class _OneArray:
-    """A field whose value is the array of its only section."""
+    """A field that has one section. Its value is the array of this section."""
 
     def to_sections(self, value: Array) -> list[Array]:
         """Return the arrays to send."""
@@ -97,7 +97,7 @@ class TensorField(_OneArray):
     columns: CountOf
     is_answer: bool = False  # whether the server sends the tensor; it then combines values from all clients
     tag: str = "tensor"
-    dtypes: tuple[str, ...] = DTYPES  # the encoding of the tensor decides which one
+    dtypes: tuple[str, ...] = DTYPES  # the encoding of the tensor has one of these dtypes
 
     def find_encoding(self, encodings: Mapping[TensorKind, Encoding]) -> Encoding:
         """Return the encoding of the values, given the encodings of a run."""
@@ -170,7 +170,7 @@ class RowsField(_OneArray):
     tag: str
     dtypes: tuple[str, ...]
     columns: int = 0  # 0: a vector
-    single: bool = False  # exactly one row
+    single: bool = False  # whether there must be exactly one row
 
     def from_sections(self, arrays: Sequence[Array]) -> Array:
         (array,) = arrays

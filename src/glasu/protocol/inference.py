@@ -138,9 +138,9 @@ def server_inference(
 def find_message_kinds(config: RunConfig, key: Key) -> tuple[type[TensorMessage], type[TensorMessage]]:
     """Return the kinds of the clients' messages and of the answers in one exchange of a joint inference.
 
-    With `wire.feedback`, rows that were released before in the same phase are sent as changes. All training rounds have
-    the same rows, and so have all evaluations on validation nodes. The rows of the test and of a prediction are
-    different. All roles derive the choice from the settings and the key.
+    With `wire.feedback`, rows that were released before in the same phase are sent as changes. All training rounds
+    release the same rows. All evaluations on validation nodes also release the same rows. The test and predictions
+    release other rows, so they do not send changes. All roles derive the choice from the settings and the key.
     """
     train = config.train
     first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)

@@ -1,14 +1,15 @@
 """Agreement on keys, at the beginning of every attempt; client and server columns.
 
-The keys hide sums. In a run with a warm start, the common classifier is derived from one of them, the run key.
+The keys hide sums. In a run with a warm start, the common classifier is derived from one of the keys, the run key.
 
 First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
-the other clients. Second exchange: the first client draws the group key and encrypts it and the run key for each other
-client. The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same
-after a resume. Values that the server must not know, and that must be equal at all clients during the whole run, are
-derived from the run key. With ckks, the first client also makes the secret key of the attempt and encrypts it under the
-group key.
+the other clients.
+
+Second exchange: the first client draws the group key. It encrypts the group key and the run key for each other client.
+The group key is new in every attempt. The run key is derived from the first client's secret, so it is the same after a
+resume. From the run key, all clients derive values that stay the same during the whole run and that the server must not
+know. With ckks, the first client also makes the secret key of the attempt and encrypts it under the group key.
 
 In one process there are no certificates, and keys are not signed.
 """
@@ -67,7 +68,7 @@ def client_key_agreement(client: Client) -> Script[None]:
     """Client column: agree on keys; if sums are hidden, hide all later releases of tensors from the server."""
     if not needs_keys(client.requested):
         return
-    # The key has round 0, even after a resume in the upper stage of `once.py`, where rounds have other numbers.
+    # The message key has round 0, even after a resume in the upper stage of `once.py`, where rounds have other numbers.
     key, running_hash = client.identity.fixed_key(Phase.CONTROL, 0), RunningHash()
     running_hash.add(b"history", [np.frombuffer(client.release.sums.history.value, np.uint8)])
     private = X25519PrivateKey.generate()
@@ -103,7 +104,7 @@ def client_key_agreement(client: Client) -> Script[None]:
 
 
 def _describe_offer(client: Client, name: str, public: bytes) -> bytes:
-    """Return the statement about a key that a client signs."""
+    """Return the bytes that a client signs: its public key, its name and facts about the run."""
     identity = client.identity
     facts = [b"glasu key offer", identity.run, identity.attempt.to_bytes(4, "little")]
     facts += [join_parts(each.encode() for each in identity.names), bytes.fromhex(client.requested.digest())]
@@ -118,7 +119,7 @@ def _sign_offer(client: Client, public: bytes) -> list[bytes]:
 
 
 def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
-    """Return the public keys of all clients; refuse one that its party has not signed."""
+    """Return the public keys of all clients; refuse a key that its party has not signed."""
     names, found = client.identity.names, []
     try:
         offers = [split_parts(offer, 3) for offer in split_parts(answer.content.tobytes(), len(names))]

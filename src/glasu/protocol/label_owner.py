@@ -1,7 +1,7 @@
 """The differences between Algorithms 2 to 4 and Algorithms 5 to 7, in which one client holds the labels.
 
 Algorithm 5: the label owner sends the batch (`sampling.py`). Algorithm 7: the other clients minimise <G, H_m[L]>
-(`update.py`). This module: the last lines of Algorithm 6, in which all clients receive the owner's gradient G at H[L].
+(`update.py`). This module contains the last lines of Algorithm 6: all clients receive the owner's gradient G at H[L].
 """
 
 from __future__ import annotations

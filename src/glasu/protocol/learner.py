@@ -35,7 +35,7 @@ MAX_PREPARED = 1 << 24  # a dense matrix of at most this many values is prepared
 
 @dataclass(frozen=True, eq=False)
 class Batch(Inputs):
-    """Everything that the layers read for one sample."""
+    """The inputs of the layers, the labels and the nodes of one sample."""
 
     round: int
     labels: Tensor | None  # y of the examples
@@ -99,7 +99,7 @@ class NodeData:
         return self.task.label_tensor(self.party.labels[examples], self.dtype)
 
     def find_targets(self, examples: NodeSet) -> Targets:
-        """Return examples with their nodes, as the task defines them."""
+        """Return the examples with the nodes that belong to them, as the task defines."""
         return self.task.find_targets(self.party, examples)
 
     def training_examples(self) -> NodeSet:
@@ -138,9 +138,9 @@ def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the stream from which the initial classifier is drawn. It is equal at all clients with labels.
 
     Args:
-        seed: the public seed if several clients have labels. The server can then compute the initial weights of the
-            classifier. With a warm start, the run key, which the server does not have. If one client has the labels,
-            its private seed: otherwise its first gradient would reveal the labels.
+        seed: if several clients have labels, the public seed, from which the server can also compute the initial
+            classifier. If they also have a warm start, the run key, which the server does not have. If one client has
+            the labels, its private seed, because with a public classifier its first gradient would reveal the labels.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -168,8 +168,8 @@ class Learner:
             index: m.
             num_clients: M.
             num_outputs: the width of the classifier, or None for a client without labels.
-            private_seed: decides the weights, dropout masks and neighbours of this client; None: `train.seed`.
-            classifier_seed: decides the common classifier of a warm start; None: `train.seed`.
+            private_seed: the seed of this client's initial weights, dropout masks and neighbours; None: `train.seed`.
+            classifier_seed: the seed of the common classifier of a warm start; None: `train.seed`.
         """
         self.config, self.data = config, data
         self.private_seed = config.train.seed if private_seed is None else private_seed
@@ -191,7 +191,8 @@ class Learner:
         if data.task.scale is not None:  # part of the weights, so that it is saved with them, in double precision
             self.model.register_buffer("label_scale", data.task.scale)
         self.optimizer = make_optimizer(config, self.model)
-        # The optimizer has laid out the parameters, and their storage never changes. A module may replace its buffers.
+        # The optimizer has laid out the parameters, and their storage never changes. So one `state_dict` stays valid,
+        # unless there are buffers, which a module may replace.
         self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = find_sampler(config.train)(config, data.party.graph, index)
@@ -203,7 +204,7 @@ class Learner:
         return self.data.task
 
     def dropout(self, round_index: int, step: int | None) -> Dropout:
-        """Return the masks of one local step; an evaluation (None) uses none.
+        """Return the dropout masks of a local step. An evaluation passes `step=None` and gets no masks.
 
         JointInference uses the masks of step 0, so that step 0 can reuse its forward pass.
         """

@@ -3,9 +3,9 @@
 Client and server columns. The server forwards encrypted messages. It learns two facts from an evaluation: whether
 training stops, and whether the warm ensemble is the best model so far.
 
-At the end of a run, the clients compare the running hashes of all answers that they have received. Each one sends a
-proof: an HMAC of its running hash and its position under the group key. The server forwards all proofs. Without the
-group key, the server cannot make the proof that one client expects from another.
+At the end of a run, the clients compare the running hashes of all answers that they have received. Each client sends a
+proof: an HMAC of its running hash and its client index, under the group key. The server forwards all proofs. Without
+the group key, the server cannot forge a proof.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def client_decision(
         client: the client.
         key: the key of the exchange.
         metrics: the metrics of this evaluation; empty at a client without labels.
-        improved: this client's verdict; ignored at a client without labels.
-        stop: whether training stops, by this client's verdict; ignored at a client without labels.
+        improved: whether the model is the best so far, as this client judges; ignored at a client without labels.
+        stop: whether training stops, as this client judges; ignored at a client without labels.
         ensemble: whether the best model is now the warm ensemble.
     """
     hiding, owner, proof = client.release.sums.hiding, client.identity.owner, b""
@@ -183,7 +183,7 @@ def server_decision(server: Server, key: Key) -> Script[Decision]:
 
 
 def client_comparison(client: Client) -> Script[None]:
-    """Client column: compare the answers of this attempt with those of the other clients, at the end of a run.
+    """Client column: at the end of a run, check that all clients received the same answers in this attempt.
 
     Raises:
         ProtocolError: another client received other answers.
@@ -202,8 +202,9 @@ def client_comparison(client: Client) -> Script[None]:
     for name, found, wanted in zip(names, proofs, expected, strict=True):
         if not hmac.compare_digest(found, wanted):
             raise ProtocolError(
-                f"party {client.name!r}, {key}: the proof of party {name!r} does not fit the answers that this party "
-                "has received, so the server sent them different answers. The results are not used; check the server."
+                f"party {client.name!r}, {key}: the proof of party {name!r} does not match the answers that party "
+                f"{client.name!r} has received, so the server sent the two parties different answers. The results are "
+                "not used; check the server."
             )
 
 

@@ -20,7 +20,7 @@ from glasu.protocol.messages import MESSAGES, Message
 from glasu.wire.encodings import DTYPES
 from glasu.wire.message_key import Key
 
-MAGIC, VERSION = b"GLSU", 4  # the version changes with the layout of headers and sections; older ones are not read
+MAGIC, VERSION = b"GLSU", 4  # the version of the layout of headers and sections; other versions are refused
 CODES = {kind: code for code, kind in enumerate(MESSAGES)}
 TAGS = tuple(dict.fromkeys(content.tag for kind in MESSAGES for content in kind.contents().values()))
 TAG_CODES = {tag: code for code, tag in enumerate(TAGS)}
@@ -29,7 +29,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def compute_format_number(kinds: Sequence[type[Message]] = MESSAGES) -> int:
-    """Return a 31-bit number that changes if any message changes. Roles compare it in the handshake."""
+    """Return a 31-bit number that changes if the format of any message changes. Roles compare it in the handshake."""
     listed = [
         (kind.__name__, [(name, type(item).__name__, item.tag, item.dtypes) for name, item in kind.contents().items()])
         for kind in kinds
@@ -108,7 +108,7 @@ def decode(data: Buffer, head: Head | None = None) -> Message:
     """Decode a message. Lengths are checked before anything is allocated.
 
     Args:
-        data: the encoded message. Its arrays stay in `data` if that is writable; otherwise they are copied.
+        data: the encoded message. If `data` is writable, the decoded arrays are views of it; otherwise they are copies.
         head: the message's header, if it has been read already.
     """
     head = head or read_header(data, len(data))

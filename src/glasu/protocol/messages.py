@@ -35,7 +35,7 @@ OFFER_BYTES = 1 << 14  # limit for a public key, its signature and a certificate
 PROOF_BYTES = 64  # limit for a proof, and for the bytes that encryption adds
 
 
-# Functions, because a lambda in an annotation of a message cannot read the constants of this module.
+# These are functions, because a lambda in the annotations of a message cannot read the constants of this module.
 def limit_offer(shapes: Shapes) -> int:
     """Return the maximum size of one client's offer."""
     return OFFER_BYTES
@@ -57,7 +57,7 @@ def limit_proofs(shapes: Shapes) -> int:
 
 
 def limit_sealed(shapes: Shapes) -> int:
-    """Return the maximum number of encrypted bytes: some rows of the label owner's gradient, or keys for all."""
+    """Return the maximum size of an encrypted message: a chunk of the label owner's gradient, or keys for clients."""
     rows = min(shapes.num_nodes, shapes.chunk_rows)
     tensor = rows * shapes.encodings[OWNER_GRADIENT].row_bytes(shapes.joint_width)
     keys = 256 * shapes.num_clients + shapes.encodings[REPRESENTATION].key_bytes
@@ -68,19 +68,19 @@ def limit_sealed(shapes: Shapes) -> int:
 class Message:
     """Base of all messages."""
 
-    is_urgent: ClassVar[bool] = True  # False: it may wait for the next message of its sender
+    is_urgent: ClassVar[bool] = True  # False: the message may be sent together with its sender's next message
 
     key: Key
 
     @classmethod
     @cache
     def contents(cls) -> dict[str, Content]:
-        """Return the fields of this kind of message, besides its key, by name."""
+        """Return the fields of this kind of message by name, without the key."""
         hints = get_type_hints(cls, include_extras=True)
         return {item.name: hints[item.name].__metadata__[0] for item in dataclasses.fields(cls)[1:]}
 
     def measure(self) -> list[tuple[str, int]]:
-        """Return the bytes of the encoded message by kind of content, the header first."""
+        """Return the size in bytes of each part of the encoded message, by kind of content. The header is first."""
         count, sizes = 0, []
         for name, content in self.contents().items():
             sections, size = content.measure(getattr(self, name))
@@ -188,7 +188,8 @@ class Losses(Message):
 class Metrics(Message):
     """Client: the metrics of the model on a split; empty from a client without labels.
 
-    In a race, DIVERGED replaces all of them. At the test, a flag follows them (`glasu.protocol.evaluation`).
+    In a race, a client whose training diverged sends the single value DIVERGED instead. At the test, a flag follows the
+    metrics (`glasu.protocol.evaluation`).
     """
 
     values: Annotated[NDArray[np.float64], NumbersField("metrics", lambda shapes: 16)]
@@ -204,7 +205,7 @@ class Verdict(Message):
 
 @dataclass(frozen=True, eq=False)
 class Chosen(Message):
-    """Client: the alpha that the label owner chose; empty from other clients. Server: this alpha, to all clients."""
+    """Label owner: the alpha that it chose. Other clients: no values. Server: the chosen alpha, to all clients."""
 
     values: Annotated[NDArray[np.float64], NumbersField("choice", lambda shapes: 1)]
 
@@ -218,7 +219,7 @@ class PartySituation(Message):
 
 @dataclass(frozen=True, eq=False)
 class Candidates(Message):
-    """Server: positions, in the list of candidates, of those that race (the preferred one first), or of the winner."""
+    """Server: the candidates of a race, the preferred one first, or its winner, as positions in the candidate list."""
 
     values: Annotated[NDArray[np.float64], NumbersField("candidates", lambda shapes: 16)]
 
@@ -237,7 +238,7 @@ class SetSize(Message):
 
 @dataclass(frozen=True, eq=False)
 class KeyShare(Message):
-    """Client: a product of parties' scalars, as a point. Server: the same point, to the next party."""
+    """Client: the base point times the scalars of some parties. Server: the same point, to the next party."""
 
     point: Annotated[NDArray[np.uint8], RowsField("key share", ("|u1",), POINT_BYTES, single=True)]
 
@@ -251,14 +252,14 @@ class BlindedSet(Message):
 
 @dataclass(frozen=True, eq=False)
 class CommonRows(Message):
-    """Server: the rows of the common ids in the set that this client sent, in the common order."""
+    """Server: the rows of the common ids in the receiver's set, in the common order."""
 
     rows: Annotated[NDArray[np.uint32], RowsField("common rows", ("<u4",))]
 
 
 @dataclass(frozen=True, eq=False)
 class KeyOffer(Message):
-    """Client: its public key for one attempt with hidden sums, with its signature and its certificate."""
+    """Client: its public key for one attempt, the signature of this key, and its certificate."""
 
     content: Annotated[NDArray[np.uint8], BytesField("keys", limit_offer)]
 
@@ -279,7 +280,7 @@ class Sealed(Message):
 
 @dataclass(frozen=True, eq=False)
 class Decision(Message):
-    """Client with labels, if sums are hidden: its decision after an evaluation. Server: the common decision, to all.
+    """Client with labels, if sums are hidden: its decision after an evaluation. Server: the decision, to all clients.
 
     The proof is equal at all clients that found the same metrics. If one party has the labels, `proof` is its verdict,
     encrypted for the other clients.

@@ -1,19 +1,20 @@
 """One release (`train.release = "once"`): client and server columns, stage by stage.
 
-Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). It releases
-H_m^+[l] of its selected weights at all nodes, once, and receives H[l+1]. Then it trains the layers l+1..L-1 and a
-classifier on this fixed aggregate (the upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the features. As in
-every local update, the party's own columns have neither noise nor rounding. In both stages the party selects its model
-on its own validation nodes and sends nothing. At the end, the parties also release their final class probabilities,
-whose mean is the prediction; without `privacy.release_probabilities` each party predicts alone. Losses and metrics are
-never sent.
+Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). With the
+selected weights, it computes H_m^+[l] at all nodes, releases it once, and receives H[l+1]. Then it trains the layers
+l+1..L-1 and a classifier on this fixed aggregate (the upper stage). The columns [H_m^+[l], H_{-m}[l+1]] replace the
+features. As in every local update, the party's own columns have neither noise nor rounding. In both stages the party
+selects its model on its own validation nodes and sends nothing.
 
-If the aggregation is a mean, all parties train the lower layers against the same fixed classifier, as in a warm start.
-Then their representations are comparable, and so is the mean.
+At the end, the parties also release their final class probabilities, and the mean is the prediction. Without
+`privacy.release_probabilities`, each party predicts alone. Losses and metrics are never sent.
+
+If the aggregation is a mean, all parties train the lower layers with the same fixed classifier, as in a warm start.
+This makes the representations of different parties comparable, so that their mean is meaningful.
 
 Checkpoints do not contain the aggregate. Every attempt exchanges it again: the same weights give the same rows, and the
-same rows have the same noise. With masks, which need a mean, both exchanges are masked sums. The parties agree on the
-keys before the first exchange of every attempt.
+same rows have the same noise. With masks, which require mean aggregation, both the representations and the class
+probabilities are exchanged as masked sums. The parties agree on the keys before the first exchange of every attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last roun
 def client_lower_stage(client: Client, train: Train) -> Script[None]:
     """Train the lower stage, unless it is complete. A client without stages trains to the end.
 
-    If the parties will aggregate a mean, their classifiers are equal, and no step changes them.
+    If the aggregation is a mean, the classifiers of all parties are equal, and no step changes them.
     """
     if client.progress.lower:
         return
@@ -68,7 +69,7 @@ def client_aggregate(client: Client) -> Script[None]:
     nodes = np.arange(client.data.num_nodes)
     partial = yield from walk_forward(client, client.learner.exact_inference(nodes), _keep_partial)
     key = _make_release_key(client, whole)
-    # With masks, every repetition of the release uses the grid of the first release, so it sends the same bits.
+    # With masks, a repeated release must use the grid of the first release, so that it contains the same integers.
     client.release.sums.grids.ranges.clear()
     sent = client.release.tensor(REPRESENTATION, partial, key, nodes)
     shape = len(nodes), partial.shape[1] * client.learner.aggregation.widening
@@ -77,7 +78,7 @@ def client_aggregate(client: Client) -> Script[None]:
 
 
 def _enter_upper(client: Client, own: Tensor, others: Tensor) -> None:
-    """Switch to the layers above the release, with initial weights, trained ones, or those of an interrupted run."""
+    """Switch to the upper stage, with initial weights, trained weights or the weights of an interrupted run."""
     stages = client.stages
     assert stages is not None
     client.begin(stages.upper, stages.make_upper_data(own, others))

@@ -18,7 +18,7 @@ class PartyKeys:
     seed: int  # `train.seed`
     secret: Secret | None = field(default=None, repr=False)
     signer: Signer | None = None  # signs the keys of this party; None in one process
-    # All clients have this key, and the server does not. None before the clients agree on it, and in runs without keys.
+    # All clients have this key; the server does not have it. None in runs without keys, or before the key agreement.
     run_key: Secret | None = field(default=None, repr=False)
 
     @property
@@ -43,7 +43,7 @@ class PartyKeys:
         return derive_noise_key(None if self.secret is None else self.secret.derive("labels"), self.seed)
 
     def derive_run_key(self) -> Secret:
-        """Return the run key that this client sends if it is the first."""
+        """Return the run key that this client sends if it is the first client."""
         seed = self.private_seed
         own = seed if isinstance(seed, Secret) else Secret(seed.to_bytes(KEY_SIZE, "little"))
         return own.derive("run key")

@@ -1,4 +1,4 @@
-"""Compute scores by joint inference, for evaluations and for requested predictions, which use every edge.
+"""Compute scores by joint inference, for evaluations and for requested predictions. Predictions use every edge.
 
 Scores are class probabilities, or the task's equivalent, such as the predictions of a regression.
 """
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 
 def client_request(client: Client, requested: NodeSet) -> Script[tuple[NodeSet, NDArray[Any]]]:
-    """Client column: request scores of some nodes; request none to only help the other parties.
+    """Client column: request scores of some nodes. A client that only helps the other parties requests no nodes.
 
     Returns:
-        The sorted nodes whose scores this client receives, and these scores. If all clients have labels, these are the
+        The sorted nodes whose scores this client receives, and the scores. If all clients have labels, these are the
         nodes that the client requested. If one party has the labels, only this party has a classifier. It receives the
-        scores of all nodes that any party requested, and the other parties receive none.
+        scores of all nodes that any party requested, and the other parties receive no scores.
     """
     check_predicts_nodes(client)
     if client.requested.privacy.hides_parts:
@@ -88,11 +88,11 @@ def client_prediction(
 ) -> Script[NDArray[Any]]:
     """Client column: return the scores of the examples, in the unit of the labels.
 
-    If all clients have labels, the result is the mean of the clients' scores, for all examples or for those that this
-    client requested. Without a server, the result is this client's own scores. If one party has the labels, the result
-    is the owner's scores, and the other clients return an empty array. If the method smooths, the mean is propagated
-    over the parties' edges. If only some clients are present, the absent ones contribute nothing and receive the same
-    mean. With `ensemble`, no layer aggregates, and the clients compute their scores alone.
+    If all clients have labels, the result is the mean of the clients' scores, for all examples or for the examples that
+    this client requested. Without a server, the result is this client's own scores. If one party has the labels, the
+    owner returns its scores, and the other clients return an empty array. If the method smooths, the mean is propagated
+    over the parties' edges. If only some clients are present, the absent clients contribute nothing but receive the
+    mean, too. With `ensemble`, no layer aggregates, and the clients compute their scores alone.
     """
     task = client.learner.task
     if client.stages is not None:
@@ -146,7 +146,7 @@ def _is_sampled(config: RunConfig, phase: Phase) -> bool:
 def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> Script[Tensor]:
     """Compute H[L] at the nodes with every edge. With `alone`, no layer aggregates: H_m[l+1] = H_m^+[l].
 
-    Lower layers are computed at all nodes, so that no node sets are sent; the last layer at the requested nodes.
+    Lower layers are computed at all nodes, so that no node sets are sent. The last layer is computed only at `nodes`.
     """
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
@@ -162,7 +162,7 @@ def _exact_forward(client: Client, key: Key, nodes: NodeSet, *, alone: bool) -> 
 
 def _run_sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Tensor]:
     """Compute H[L] at the nodes with sampled neighbourhoods, as in a round of training."""
-    distinct, places = np.unique(nodes, return_inverse=True)  # node sets are sorted; `places` restores the given order
+    distinct, places = np.unique(nodes, return_inverse=True)  # node sets must be sorted; `places` restores the order
     rounds = [client.identity.find_round(key)]
     (sample,) = yield from client_sampling(client, rounds, [Targets.of_nodes(distinct)], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)

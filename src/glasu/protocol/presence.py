@@ -1,8 +1,8 @@
 """Party dropout: the clients that contribute to a round, and the subsets of clients that are scored after training.
 
 An absent client contributes no tensor and takes no step. It still agrees on node sets and receives all broadcasts,
-because it may be present in the next round. So the layers are also trained on means over fewer parties, and any subset
-of the parties can predict later.
+because it may be present in the next round. With absent clients, the layers are also trained on means over fewer
+parties. Therefore any subset of the parties can predict later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw_present(config: RunConfig, num_clients: int, round_index: int) -> tuple
 
 
 def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[int, ...]:
-    """Return the clients whose tensors the server adds in an exchange; all roles know them."""
+    """Return the clients whose tensors the server adds in an exchange. All roles compute the same result."""
     if key.phase in (Phase.TRAINING, Phase.BACKWARD):
         return draw_present(config, identity.num_clients, identity.find_round(key))
     return tuple(range(identity.num_clients))
@@ -42,8 +42,6 @@ def list_contributors(config: RunConfig, identity: Identity, key: Key) -> tuple[
 
 def check_present(config: RunConfig, names: Sequence[str], present: Sequence[str]) -> None:
     """Refuse a prediction without some parties, unless the model was trained with party dropout.
-
-    Any rule about the minimum number of parties in a sum also belongs here.
 
     Args:
         config: the settings of the training.
@@ -75,8 +73,8 @@ def list_subsets(config: RunConfig, identity: Identity) -> list[tuple[int, ...]]
     """Return the subsets of clients that are scored after training: all clients but one, and every single client.
 
     Without party dropout the list is empty. With hidden sums it is empty too, because the difference between the sums
-    of two subsets would reveal one client's contribution. Every subset contains the label owner, without which no
-    prediction is possible.
+    of two subsets would reveal one client's contribution. If there is a label owner, every subset contains it, because
+    no prediction is possible without it.
     """
     if config.train.party_dropout == 0 or identity.num_clients == 1 or config.privacy.hides_parts:
         return []

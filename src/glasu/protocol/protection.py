@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_mechanisms(privacy: PrivacyConfig) -> Mapping[TensorKind, Mechanism]:
-    """Return clip and multiplier of each kind of tensor; empty without noise."""
+    """Return the noise mechanism (clip and multiplier) of each kind of tensor; an empty dict without noise."""
     if not privacy.adds_noise:
         return {}
     clip, multiplier = privacy.dp_clip, privacy.dp_noise_multiplier
@@ -31,7 +31,7 @@ def list_mechanisms(privacy: PrivacyConfig) -> Mapping[TensorKind, Mechanism]:
 
 
 def list_rules(privacy: PrivacyConfig) -> tuple[Rule, ...]:
-    """Return the rules of the settings for the ledger: the accounting, if there is noise."""
+    """Return the ledger rules that follow from the settings: the accounting, if there is noise."""
     return (Accountant(privacy.delta, privacy.target_epsilon),) if privacy.adds_noise else ()
 
 
@@ -40,7 +40,7 @@ def make_protections(privacy: PrivacyConfig, task: Task, key: bytes) -> Mapping[
 
     Args:
         privacy: the settings.
-        task: makes noisy scores valid.
+        task: repairs noisy scores.
         key: the key of the party's noise.
     """
     found: dict[TensorKind, Protection] = {}

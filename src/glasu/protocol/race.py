@@ -1,13 +1,13 @@
-"""The race of `train.preset`: each candidate, a set of settings, trains for some rounds; the validation score decides.
+"""The race of `train.preset`: every candidate trains for some rounds, and their validation scores are compared.
 
-The parties first describe their data coarsely, and the server keeps the candidates that fit (`glasu.data.presets`). If
-more than one candidate is left, they run one after the other from round 0. The preferred candidate runs last. It wins
-unless another candidate is better by more than one standard error. If it wins, it continues; any other winner starts
-again from round 0, because its weights were not kept. Either way, the run ends with the weights that the winner's
-settings give without a race.
+A candidate is a set of settings. The parties first describe their data by a few numbers, and the server keeps the
+candidates that fit (`glasu.data.presets`). If more than one candidate is left, they run one after the other from round
+0. The preferred candidate runs last. It wins unless another candidate is better by more than one standard error. If it
+wins, it continues. Any other winner starts again from round 0, because its weights were not kept. Either way, the run
+ends with the weights that the winner's settings give without a race.
 
-Some settings allow no race (`find_race_obstacle`), for example masks, because the server sees no scores. Then the rules
-choose the preferred candidate.
+Some settings do not allow a race (`find_race_obstacle`). With masks, for example, the server sees no scores. Then the
+preferred candidate is chosen without a race.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
 def choose_winner(server: Server, race: Race) -> int:
     """Return the preferred candidate, unless another candidate is better by more than one standard error.
 
-    The score of a candidate is that of its best evaluation. Without validation nodes scores are NaN, and the preferred
-    candidate wins. Candidates that diverged are ignored.
+    The score of a candidate is the score of its best evaluation. Without validation nodes, scores are NaN, and the
+    preferred candidate wins. Candidates that diverged are ignored.
 
     Raises:
         TrainingError: all candidates diverged.
@@ -111,9 +111,9 @@ def choose_winner(server: Server, race: Race) -> int:
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:
-    """Train with every candidate that has not run yet; the preferred one is last.
+    """Train with every candidate that has not run yet. The preferred candidate runs last.
 
-    A resumed run continues in the race.
+    A resumed run continues with the candidate that was interrupted.
     """
     progress = role.progress
     while True:
@@ -132,16 +132,16 @@ def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[N
 
 
 def _find_last_number(train: TrainConfig) -> int:
-    """Return the last round number in the keys of a candidate whose rounds end with the race.
+    """Return the largest round number that message keys of a candidate contain during the race.
 
-    It is the number of the evaluation after the last round, or of the evaluation of the warm ensemble
-    (`glasu.protocol.evaluation`).
+    The largest number belongs to the evaluation after the last round or, after a warm start, to the evaluation of the
+    ensemble (`glasu.protocol.evaluation`).
     """
     return train.num_rounds + 2 if train.warm_start else count_race_rounds(train)
 
 
 def _score(role: Client | Server) -> float:
-    """Return the best validation score of the current candidate; NaN at a client, which does not know it."""
+    """Return the best validation score of the current candidate; NaN at a client, which does not know the score."""
     if role.progress.diverged:
         return DIVERGED
     best = role.progress.selection.best
@@ -153,7 +153,7 @@ def _start_race(order: Sequence[int], releases: int = 0) -> Race:
 
 
 def _decide(role: Client | Server, winner: int, releases: int = 0) -> CandidateStarted:
-    """End the race. Unless the winner is the candidate that ran last, it starts again from round 0."""
+    """End the race. The winner starts again from round 0, unless it is the candidate that ran last."""
     progress = role.progress
     race = progress.race
     assert race is not None
@@ -178,7 +178,8 @@ def _describe_candidate(role: Client | Server) -> CandidateStarted:
         score=own,
         other_scores=() if own is None else tuple(scores.values()),
         obstacle=find_race_obstacle(role.requested) if len(race.order) == 1 else None,
-        releases=None if race.chosen is None else race.releases or None,  # every client releases its situation
+        # `releases` is 0 only at the server, because every client has released its situation.
+        releases=None if race.chosen is None else race.releases or None,
     )
 
 
@@ -191,7 +192,7 @@ def _read_positions(message: Candidates, count: int) -> list[int]:
 
 
 def _read_winner(message: Candidates, race: Race) -> int:
-    """Read the position of the winner; refuse one that was not in the race."""
+    """Read the position of the winner; refuse a candidate that was not in the race."""
     values = message.values.tolist()
     if len(values) != 1 or values[0] not in race.order:
         raise ProtocolError(f"{message.key}: expected one candidate of {list(race.order)}, got {values}.")

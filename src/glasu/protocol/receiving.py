@@ -1,4 +1,4 @@
-"""Receive an answer that is identical for all clients. With hidden sums, it enters the running hash."""
+"""Receive an answer that is identical for all clients. With hidden sums, add the answer to the running hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ M = TypeVar("M", bound=Message)
 def receive_answer(client: Client, kind: type[M], key: Key) -> Script[M]:
     """Client column: return the server's answer in one exchange, and add it to the running hash of this attempt.
 
-    The hash omits the client in the key, because the same sums can be one message to all clients or one to each.
+    The hash does not include the client index of the key, because the server may send the same sums in one message to
+    all clients or in a separate message to each client.
     """
     message: M = yield Receive((kind,), key)
     hash_answer(client, message)

@@ -1,4 +1,4 @@
-"""The releases that a client will make with its settings, so that a policy or a target can refuse them at the start."""
+"""Predict the releases of a client from its settings, so that a policy or a target can refuse them at the start."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def list_protections(client: Client) -> dict[str, str]:
-    """Return the kinds that a client will certainly release in a training run, and their protection.
+    """Return the kinds that a client will certainly release in a training run, and the protection of each kind.
 
-    If a preset leaves several candidates, these are the kinds that all of them release.
+    If a preset leaves several candidates, the result contains the kinds that all candidates release.
     """
     candidates = list_candidates(client.requested)
     every = [list_kinds(config, has_labels=client.has_labels) for config in candidates]
@@ -46,7 +46,7 @@ def list_protections(client: Client) -> dict[str, str]:
 
 
 def _name_protection(client: Client, kind: str) -> str:
-    """Return the protection of a kind, as the ledger will name it. The keys may not be agreed on yet."""
+    """Return the protection of a kind, as the ledger will record it. This works before the clients agree on keys."""
     gate, tensor = client.release, TENSOR_KINDS.get(kind)
     if tensor is None:
         verdict = name_verdict_protection(client.identity)
@@ -87,7 +87,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 def count_evaluations(client: Client) -> int:
     """Return the minimum number of exact inferences in a training run: evaluations, the test and subsets of parties.
 
-    This is the exact number if it depends neither on scores nor on a race.
+    Without early stopping and without a race, the minimum is the exact number.
     """
     if not client.config.model.aggregation_layers or evaluates_once(client.requested):
         return 1
@@ -96,9 +96,10 @@ def count_evaluations(client: Client) -> int:
 
 
 def list_row_releases(client: Client) -> list[dict[float, int]]:
-    """Return the noisy releases that single rows certainly have in a training: their number for each multiplier.
+    """Return the minimum number of noisy releases in a training run, by noise multiplier, for one or two nodes.
 
-    The first row belongs to a test node. The second one belongs to a training node, if every round uses all of them.
+    The first entry is for a test node. The second entry is for a training node. It exists only if every round uses all
+    training nodes.
     """
     requested = client.requested
     if not (requested.privacy.adds_noise and has_server(requested)):
@@ -117,7 +118,7 @@ def _uses_all_nodes(train: TrainConfig) -> bool:
 
 
 def _count_by_multiplier(client: Client, releases: Mapping[TensorKind, int]) -> dict[float, int]:
-    """Replace each kind of release by its noise multiplier; kinds with the same multiplier are added."""
+    """Replace each kind of release by its noise multiplier. Add the counts of kinds with the same multiplier."""
     found: dict[float, int] = {}
     for kind, count in releases.items():
         if (mechanism := read_mechanism(_name_protection(client, kind.name))) is not None:

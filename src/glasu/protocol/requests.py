@@ -1,7 +1,7 @@
 """Requests that scripts yield. A runtime performs each request and resumes the script with the result.
 
 A script is a generator without I/O. Everything that a client sends between two `Receive` requests is one bundle. A
-bundle and its answers are one exchange, for which a network pays one round trip. Messages between the server and one
+bundle and its answers are one exchange, which takes one round trip over a network. Messages between the server and one
 client arrive in the order in which they were sent.
 """
 
@@ -102,7 +102,7 @@ class Interleave:
 
 @dataclass(frozen=True)
 class Timed:
-    """Run a script and count its computing time under `name`. The result is that of the script."""
+    """Run a script and count its computing time under `name`. The result is the result of the script."""
 
     script: Script[Any]
     name: str
@@ -156,7 +156,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class CandidateStarted(Event):
-    """Event: a candidate of the preset starts its rounds of a race, or it was chosen."""
+    """Event: a candidate of the preset starts its rounds in a race, or was chosen."""
 
     settings: FlatSettings  # the settings that differ between the candidates
     num_rounds: int  # number of rounds that it runs now
@@ -164,10 +164,11 @@ class CandidateStarted(Event):
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
     score: float | None = None  # its best validation score in the race; set at the server, after the race
     other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
-    # If the rules chose it without a race: the setting that allows no race, or an empty string. None: there is a race.
+    # If the candidate was chosen without a race: the setting that prevents a race, or an empty string. None: there is a
+    # race.
     obstacle: str | None = None
-    # If it was chosen: the number of releases until then by this client, or in a simulation by all clients.
-    # None at a server.
+    # If the candidate was chosen: the number of releases before the choice, by this client or, in a simulation, by all
+    # clients. None at a server.
     releases: int | None = None
 
     def __str__(self) -> str:
@@ -195,7 +196,7 @@ class CandidateDiverged(Event):
 
 @dataclass(frozen=True)
 class Collapsed(Event):
-    """Event: on the validation nodes the selected model is no better than one prediction for all of them."""
+    """Event: on the validation nodes, the selected model is no better than one constant prediction for all nodes."""
 
     party: str | None = None  # the party that trained the model alone; None: the parties trained it together
 

@@ -1,7 +1,7 @@
 """Algorithm 1: the rounds of training, client and server columns.
 
-`client_round` is one round t of a client. `training.py` has the parts of a run around the rounds: keys, a race, a warm
-start, the agreement on node sets, and the test.
+`client_round` is one round t of a client. `training.py` contains the other parts of a run: keys, a race, a warm start,
+the agreement on node sets, and the test.
 """
 
 from __future__ import annotations
@@ -160,6 +160,6 @@ def is_evaluation_due(train: TrainConfig, progress: Progress) -> bool:
 
 
 def is_save_due(train: TrainConfig, progress: Progress) -> bool:
-    """Return whether a role must be saved after the rounds so far."""
+    """Return whether the state of a role must be saved after the rounds so far."""
     every = train.checkpoint_every
     return every > 0 and (progress.round % every == 0 or progress.round == progress.end(train) or progress.stopped)

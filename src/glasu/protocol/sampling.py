@@ -4,7 +4,7 @@ In Algorithm 2 the server draws the batch S[L] and broadcasts it. Here every cli
 from `train.seed`, so it is not sent. In Algorithm 5 the label owner draws the batch and sends it.
 
 Sampling does not depend on weights. So the clients agree on the sets of the next window during the rounds of the
-current one: `training.py` interleaves the two, and the agreement costs no extra exchange.
+current window. `training.py` interleaves the agreement with the rounds, so it needs no extra exchange.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def divide_into_windows(first: int, end: int, prefetch: int) -> Iterator[tuple[r
 
 
 def owner_leads(config: RunConfig) -> bool:
-    """Return whether the other parties train on the label owner's gradient; False if parties train alone."""
+    """Return whether the other parties train with the label owner's gradient; False if parties train alone."""
     return config.train.label_owner is not None and bool(config.model.aggregation_layers)
 
 
@@ -68,7 +68,10 @@ def list_agreed_layers(config: RunConfig, phase: Phase) -> list[int]:
 
 
 def client_training_examples(client: Client) -> Script[NodeSet]:
-    """Return the training examples that batches are drawn from. The label owner may send them, without labels."""
+    """Return the training examples from which batches are drawn.
+
+    With some settings (`owner_publishes_nodes`), the label owner sends them to the other clients, without labels.
+    """
     examples = client.data.training_examples()
     if owner_publishes_nodes(client.config):
         key = client.identity.key(Phase.SAMPLING, 0, client.config.model.num_layers)
@@ -91,8 +94,8 @@ def client_sampling(
 ) -> Script[list[Sample]]:
     """Client column: return S_m[0..L] for each round.
 
-    S_m[l] consists of S_m[l+1] and sampled neighbours of it. If layer l-1 aggregates, all clients need the same S[l]:
-    the union of their sets.
+    S_m[l] consists of S_m[l+1] and sampled neighbours of these nodes. If layer l-1 aggregates, all clients need the
+    same S[l]: the union of their sets.
 
     Args:
         client: the client.
@@ -133,8 +136,8 @@ def adopt_owner_sets(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> 
         node_sets: the sets of the label owner; empty sets at the other clients.
 
     Raises:
-        ProtocolError: this client is the label owner, and the agreed sets contain nodes of other clients. It would
-            train or evaluate with the labels of these nodes.
+        ProtocolError: this client is the label owner, and the agreed sets contain nodes that only other clients
+            proposed. The owner would otherwise train or evaluate with its labels of these nodes.
     """
     agreed = yield from agree(client, key, node_sets)
     if client.has_labels and [len(nodes) for nodes in agreed] != [len(nodes) for nodes in node_sets]:
@@ -153,7 +156,7 @@ def agree(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> Script[list
 
 
 def _check_unions(answer: Agreed, proposed: Sequence[NodeSet], num_nodes: int) -> list[NodeSet]:
-    """Refuse agreed sets that are not sorted, hold unknown nodes, or lack a proposed node.
+    """Refuse agreed sets that are not sorted, contain unknown nodes, or lack a proposed node.
 
     The compiled loops that read these sets do not check them.
     """
@@ -205,7 +208,7 @@ def find_known_rows(server: Server, round_index: int, sizes: Mapping[tuple[int, 
 
 
 def unite(server: Server, key: Key, count: int) -> Script[tuple[Sequence[Proposal], tuple[NDArray[np.int32], ...]]]:
-    """Receive `count` node sets from every client, broadcast their unions; return the proposals and the unions."""
+    """Receive `count` node sets from every client and broadcast their unions. Return the proposals and the unions."""
     proposals: Sequence[Proposal] = yield Receive((Proposal,), key)
     last = server.sizes.num_nodes - 1
     for proposal in proposals:

@@ -1,6 +1,6 @@
 """The server: its settings, its progress, and the counts that it knows. It holds no parameters and no data.
 
-Neither torch nor PyG is imported here or in anything that this module imports.
+Neither this module nor the modules that it imports need torch or PyG.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from glasu.wire.message_key import SERVER, Key
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts of the data that the server needs."""
+    """Counts of nodes and examples that the server needs."""
 
     num_nodes: int
     num_validation: int  # examples of one evaluation
@@ -39,7 +39,7 @@ class Server:
         Args:
             config: the run's settings, resolved. The preset may leave several candidates.
             roster: the names of the parties in client order.
-            sizes: the counts of nodes.
+            sizes: the counts of nodes and examples.
             run: the id of the run.
         """
         self.roster, self.sizes = tuple(roster), sizes
@@ -59,7 +59,7 @@ class Server:
         return self.config.model.aggregation_layers
 
     def adopt_candidate(self) -> None:
-        """Use the settings of the candidate that the progress names."""
+        """Use the settings of the current candidate in `progress.race`."""
         race = self.progress.race
         self.identity.earlier_rounds = self.progress.earlier_rounds
         self.config = list_candidates(self.requested)[0 if race is None else race.candidate]

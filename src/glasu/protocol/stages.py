@@ -1,6 +1,7 @@
-"""The two stages of a client in a run with one release: their settings, and the weights of both.
+"""The two stages of a client in a run with one release: their settings, data and weights.
 
-`once.py` has the scripts. This module computes the input of the upper stage, and joins and separates weights.
+`once.py` contains the scripts. This module computes the input of the upper stage. It also joins the weights of both
+stages and separates them again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from glasu.protocol.learner import NodeData
 if TYPE_CHECKING:
     from glasu.protocol.state import ClientState
 
-LOWER, UPPER, SCALES = "lower.", "upper.", "aggregate.scales"  # names in the weights of the whole model
+LOWER, UPPER, SCALES = "lower.", "upper.", "aggregate.scales"  # two prefixes and a name in the whole model's weights
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Stages:
     interrupted: ClientState | None = None  # the state of an upper stage that was interrupted
 
     def restart(self, interrupted: ClientState | None) -> None:
-        """Start a new attempt, which continues an interrupted upper stage or the stage before it."""
+        """Start a new attempt. It continues an interrupted upper stage, or the lower stage if `interrupted` is None."""
         self.interrupted, self.scales = interrupted, None
 
     def make_upper_data(self, own: Tensor, others: Tensor) -> NodeData:
@@ -63,7 +64,7 @@ class Stages:
         return {**joined, SCALES: self.scales}
 
     def separate_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the lower weights of a trained model, and keep the upper ones and the scales."""
+        """Return the lower weights of a trained model. Store its upper weights and scales in this object."""
         lower, upper = (
             {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
             for prefix in (LOWER, UPPER)
@@ -75,7 +76,7 @@ class Stages:
 
 
 def divide_settings(config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
-    """Return the settings of the lower and the upper stage; None for a run with rounds of messages."""
+    """Return the settings of the lower and the upper stage; None if the run does not have these stages."""
     if not config.train.releases_once:
         return None
     (layer,), num_layers = config.model.aggregation_layers, config.model.num_layers
@@ -85,5 +86,5 @@ def divide_settings(config: RunConfig) -> tuple[RunConfig, RunConfig] | None:
     def make(count: int, **more: Any) -> RunConfig:
         return alone.replace(model={"num_layers": count, "aggregation_layers": ()}, train=keys, **more)
 
-    # The client scales the input of the upper stage, and stores the factors with the weights.
+    # The upper stage needs no prepared features: `make_upper_data` scales its input and keeps the factors.
     return make(layer + 1), make(num_layers - layer - 1, data={"features": "none"})

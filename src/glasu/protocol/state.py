@@ -33,7 +33,7 @@ class Identity:
     label_owner: str | None  # None: all clients have the labels
     index: int  # m; at the server, SERVER
     run: bytes
-    incarnation: int = 0  # how many times this party's process was started, this start included
+    incarnation: int = 0  # number of starts of this party's process, including the current one
     attempt: int = 0
     earlier_rounds: int = 0  # number of rounds of earlier candidates in a race; round numbers in keys start after them
     owner: int | None = field(init=False)  # index of the label owner
@@ -54,11 +54,11 @@ class Identity:
         return self.fixed_key(phase, self.earlier_rounds + round_index, layer)
 
     def fixed_key(self, phase: Phase, round_index: int, layer: int = -1) -> Key:
-        """Return the key of a message with this round number, whatever candidates and stages came before."""
+        """Return the key of a message with exactly this round number. Rounds of earlier candidates are not added."""
         return Key(self.run, phase, self.index, round_index, layer, 0, self.incarnation, self.attempt)
 
     def find_round(self, key: Key) -> int:
-        """Return the round that a key of this role is about."""
+        """Return the round number of a key, without the rounds of earlier candidates. Inverse of `key`."""
         return key.round - self.earlier_rounds
 
 
@@ -77,7 +77,7 @@ class Selection:
         """
         if self.is_improved_by(score):
             return Selection(score, round_index, 0)
-        # Patience counts evaluations after rounds. After a warm start there are two evaluations before round 0.
+        # Patience counts only evaluations after rounds. A warm start adds two evaluations before round 0.
         return Selection(self.best, self.best_round, self.evaluations_since + (round_index > 0))
 
     def is_improved_by(self, score: float) -> bool:
@@ -95,7 +95,7 @@ class Race:
     """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
-    finished: int = 0  # number of candidates that have run and cannot continue; they are the last ones of `order`
+    finished: int = 0  # number of candidates that have run and cannot continue; they are at the end of `order`
     # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
     chosen: int | None = None  # position of the winner
@@ -123,7 +123,7 @@ class Progress:
     selection: Selection = field(default_factory=Selection)
     stopped: bool = False  # whether training has stopped
     losses: tuple[float, ...] = ()  # the mean loss of every round
-    ensemble: bool = False  # the selected model is the warm ensemble; see `warm_start.py`
+    ensemble: bool = False  # whether the selected model is the warm ensemble (`warm_start.py`)
     race: Race | None = None  # None if the preset leaves nothing to decide
     earlier_rounds: int = 0  # number of rounds of earlier candidates, as in `Identity`
     diverged: bool = False  # in a race: whether training diverged; at the server, whether it did at any client
@@ -134,7 +134,7 @@ class Progress:
         return self.race is not None and self.race.chosen is None
 
     def describe_position(self, num_rounds: int | None = None) -> str:
-        """Describe the rounds so far in a log line; in a race, those of the current candidate."""
+        """Describe for a log line how many rounds are done; in a race, the rounds of the current candidate."""
         done = f"round {self.round}" if num_rounds is None else f"round {self.round} of {num_rounds}"
         if self.race is None or self.race.chosen is not None:
             return done
@@ -146,20 +146,20 @@ class Progress:
         return self.earlier_rounds + self.round
 
     def end(self, train: TrainConfig) -> int:
-        """Return the number of rounds of the current candidate: in a race fewer than `train.num_rounds`."""
+        """Return the number of rounds of the current candidate. In a race, it is less than `train.num_rounds`."""
         return count_race_rounds(train) if self.is_racing else train.num_rounds
 
     def mark_divergence(self) -> bool:
-        """Mark the training as diverged; return whether the run continues, which is the case in a race.
+        """Mark the training as diverged; return whether the run continues. It continues only in a race.
 
-        A candidate that diverges loses the race. All roles learn this in the next evaluation. Until then a client
-        sends finite placeholder values, so that the others need not wait for it.
+        A candidate that diverges loses the race. All roles learn this in the next evaluation. Until then, the client
+        sends finite placeholder values, so that the exchanges with the other clients can continue.
         """
         self.diverged = self.is_racing
         return self.diverged
 
     def start_over(self, last: int) -> None:
-        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        """Begin with another candidate. Keys of the previous candidate have round numbers up to `last`."""
         self.earlier_rounds += last + 1
         self.round, self.selection, self.stopped, self.losses, self.diverged = 0, Selection(), False, (), False
 
@@ -173,18 +173,18 @@ class Progress:
 
 @dataclass
 class ClientProgress(Progress):
-    """The progress of a client, without its current weights and its optimiser."""
+    """The progress of a client. Its current weights and its optimiser are not part of it."""
 
     warm_steps: int = 0  # number of local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
     lower: dict[str, Tensor] = field(default_factory=dict)  # in a run with one release: weights of the lower stage
     best_is_collapsed: bool = False  # whether the selected model has learned nothing
-    alpha: float | None = None  # if predictions are smoothed: the share of the averaged class probabilities
+    alpha: float | None = None  # if predictions are smoothed: the weight of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
     subsets: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def start_over(self, last: int) -> None:
-        """Begin with another candidate. The keys of the one before have round numbers up to `last`."""
+        """Begin with another candidate. Keys of the previous candidate have round numbers up to `last`."""
         super().start_over(last)
         self.best_weights, self.warm_steps = {}, 0
 

@@ -1,6 +1,6 @@
 """A whole training run, client and server columns: keys, race, warm start, the rounds of Algorithm 1, and the test.
 
-`rounds.py` has the rounds. A run with one release (`train.release = "once"`) has the stages of `once.py` instead.
+`rounds.py` contains the rounds. A run with one release (`train.release = "once"`) consists of the stages in `once.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def client_script(client: Client) -> Script[dict[str, float]]:
 
 
 def client_training(client: Client) -> Script[None]:
-    """Train to the last round of the current candidate. Without aggregation layers this sends no message."""
+    """Train to the last round of the current candidate. Without aggregation layers, no message is sent."""
     progress = client.progress
     if not (client.has_labels or client.config.model.aggregation_layers):  # nothing to learn from
         progress.stopped, progress.best_weights = True, client.learner.weights()
@@ -76,7 +76,7 @@ def client_training(client: Client) -> Script[None]:
 
 
 def client_result(client: Client) -> Script[dict[str, float]]:
-    """Test the selected weights, then compare the answers of the server; return the test metrics."""
+    """Test the selected weights, then check that all clients received the same answers; return the test metrics."""
     metrics = yield from _client_measurement(client)
     yield from client_comparison(client)
     return metrics
@@ -135,7 +135,7 @@ def _run_windows(
     sample: Callable[[range], Script[Agreement]],
     compute: Callable[[range, Agreement], Script[None]],
 ) -> Script[None]:
-    """Run all rounds of a role. The node sets of each window of rounds are agreed during the window before it.
+    """Run all rounds of a role. During each window, the clients agree on the node sets of the next window.
 
     Args:
         role: the client or the server.

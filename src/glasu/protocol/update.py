@@ -24,12 +24,12 @@ Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 @dataclass(frozen=True, eq=False)
 class Others:
-    """What the other clients contribute to the objective of a client's local steps. It is fixed for the round."""
+    """The other clients' contribution to the objective of a client's local steps. It is constant during a round."""
 
     aggregation: Aggregation  # the aggregation over the clients that are present in the round
     parts: Mapping[int, Tensor]  # {l+1: H_{-m}[l+1]}
     gradient: Tensor | None = None  # G, at a client without labels
-    constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}, with exact gradients; replaces G
+    constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}; exact gradients use it instead of G
 
     def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient of the client's own objective at H_m[l+1], or None."""
@@ -97,7 +97,7 @@ def check_loss(client: Client, value: float, round_index: int) -> float:
 
 
 def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
-    """Back-propagate from H_m[L] to the features, and update the weights. This is the only backward pass.
+    """Back-propagate from H_m[L] to the features, and update the weights. All backward passes use this function.
 
     Args:
         client: the client.

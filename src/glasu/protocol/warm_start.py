@@ -1,11 +1,11 @@
 """Warm start: local steps before round 0, and the evaluation after them; client and server columns.
 
 Each client trains alone, with H_m[l+1] = H_m^+[l], and sends nothing. The classifiers are equal and stay fixed. So all
-clients learn representations for the same classifier, and the mean of these representations fits it in round 0.
+clients learn representations for the same classifier, and in round 0 this classifier works with their mean.
 
 Then two candidates for the selected model are evaluated: the ensemble, which is the mean of the scores that the clients
-compute alone, and the joint model. The ensemble is first, so it is kept unless the joint model is better. If every
-evaluation would be a release with noise, neither is evaluated.
+compute alone, and the joint model. The ensemble is evaluated first, so it is kept unless the joint model is better. If
+every evaluation would be a release with noise, both evaluations are skipped.
 
 Warm step i of N draws its batch, neighbours and dropout masks like a round with the index i - N. Only warm steps have
 negative indices.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def client_warm_start(client: Client) -> Script[None]:
-    """Client column: take the warm steps that are not done yet, and evaluate both candidates."""
+    """Client column: take the remaining warm steps, then evaluate the ensemble and the joint model."""
     progress = client.progress
     if not client.config.train.warm_start or progress.round or progress.stopped:
         return
@@ -41,7 +41,7 @@ def client_warm_start(client: Client) -> Script[None]:
 
 
 def server_warm_start(server: Server) -> Script[None]:
-    """Server column: serve the evaluation. The warm steps need no server."""
+    """Server column: serve both evaluations. The warm steps need no server."""
     progress = server.progress
     if not server.config.train.warm_start or progress.round or progress.stopped or evaluates_once(server.config):
         return
@@ -58,7 +58,7 @@ def draw_common_classifier(client: Client) -> None:
 
 
 def take_warm_steps(client: Client) -> Script[None]:
-    """Train alone against the fixed classifier. The optimizer then starts again, as in a run without warm start."""
+    """Train alone with the fixed classifier. Then reset the optimizer to its state in a run without warm start."""
     progress, train, learner = client.progress, client.config.train, client.learner
     if progress.warm_steps >= train.warm_start:
         return
@@ -74,7 +74,7 @@ def take_warm_steps(client: Client) -> Script[None]:
         progress.warm_steps = index + 1
         if progress.warm_steps == train.warm_start:
             learner.optimizer.restore({})
-        if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # a race saves rounds only
+        if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # in a race, save only after rounds
             yield Save(client.state)
         yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
 

@@ -1,7 +1,7 @@
 """Attack a recorded run as the server or as a party. Compare each score with chance and with a baseline.
 
 The caller has the data of all parties, as in a simulation. An attack reads only the messages and data of its role, and
-the part of the target's data that the attacker is assumed to know. The guesses are scored on the target's other data.
+the part of the target's data that the attacker is assumed to know. The guesses are scored on the rest of this data.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Attacker:
     def report(
         self, attack: str, measure: str, score: float, chance: float, baseline: float, detail: str = ""
     ) -> AttackResult:
-        """Return a result of this role about its target."""
+        """Return a result with the names of this attacker and its target."""
         return AttackResult(attack, self.role, self.victim.name, measure, score, chance, baseline, detail)
 
 
@@ -88,9 +88,10 @@ def attack_folder(folder: Path, roles: Sequence[str] | None = None) -> list[Atta
 
 
 def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[AttackResult]:
-    """Repeat the first round with a server that splits the view to attack the label owner, or else the first party.
+    """Repeat the first round with a server that attacks by splitting the view.
 
-    The folder of a run does not contain its secrets, so the repeated round derives secrets from the seed.
+    The target is the label owner, or the first party if there is no label owner. The folder of a run does not contain
+    its secrets, so the repeated round derives secrets from the seed.
 
     Args:
         config: the settings of the finished run, in which no key is left to a preset.
@@ -108,7 +109,7 @@ def attack_split_view(config: RunConfig, parties: Sequence[PartyData]) -> list[A
 
 
 def list_result_cells(result: AttackResult) -> tuple[str, ...]:
-    """Return a result as a table row below RESULT_HEADINGS. The last cell is the score without messages."""
+    """Return a result as a table row, in the order of RESULT_HEADINGS. The last cell is the score without messages."""
     numbers = (f"{number:.3f}" for number in (result.score, result.chance, result.baseline))
     return result.attack, result.role, result.target, result.measure, *numbers
 
@@ -132,8 +133,8 @@ def attack_run(
         transcript: the transcript of the run.
         parties: the data of all parties, in client order, as the run read them.
         roles: the attackers; None: the server and the last party. The target of an attack is the label owner. If the
-            label owner is the attacker or lacks the data (edges, or features that vary), it is the first other party
-            that has them.
+            label owner is the attacker, or lacks the data to attack (edges, or features that vary), the target is the
+            first other party that has this data.
         only: the attacks whose names start with one of these words; by default all.
         probabilities: the class probabilities of all nodes, which a party can request after the run; None: predictions
             are not attacked.
@@ -241,7 +242,7 @@ def _solve_with_public_seed(attacker: Attacker, first: NodeRows, joint: NodeRows
         make_classifier_stream(config.train.seed, attacker.seen.num_layers), joint.rows.shape[1], width
     )
     weight = drawn.weight.detach().numpy().astype(np.float64)
-    if width == 1 and classes == 2:  # one logit: that of the second class
+    if width == 1 and classes == 2:  # the only logit belongs to the second class
         weight = np.concatenate([np.zeros_like(weight), weight], axis=1)
     return labels.solve_labels(first.rows, joint.rows, weight, np.zeros(classes))
 
@@ -287,7 +288,7 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
 def _guess_features(
     attacker: Attacker, nodes: edges.NodeIds, variants: Mapping[str, list[Values]]
 ) -> Iterator[AttackResult]:
-    """Guess the target's features at some nodes, once from each variant. A variant is a list of rows of these nodes."""
+    """Guess the target's features at `nodes`, once per variant. A variant is a list of matrices, one row per node."""
     truth = _read_features(attacker.victim)[nodes]
     varies = truth.std(axis=0) > 0
     if not (variants and varies.any()):
@@ -387,7 +388,7 @@ def _smooth_features(party: PartyData) -> Values:
 
 
 Attack = Callable[[Attacker], Iterator[AttackResult]]
-HAS_DATA: dict[str, Callable[[PartyData], bool]] = {  # whether a party can be a target; other attacks suit all parties
+HAS_DATA: dict[str, Callable[[PartyData], bool]] = {  # can the party be a target? Other attacks fit all parties
     "edges": lambda party: party.graph.num_edges > 0,
     "features": lambda party: bool((_read_features(party).std(axis=0) > 0).any()),
 }

@@ -83,7 +83,7 @@ class ReleaseTotal(JsonRecord):
 
 @dataclass(frozen=True)
 class AuditedRun(JsonRecord):
-    """One run in a ledger, with all processes that took part in it."""
+    """One run in a ledger, including the processes that resumed it."""
 
     purpose: str
     run: str
@@ -142,7 +142,7 @@ class _LedgerCollector:
         self._remembered: list[tuple[str, LedgerHead]] = []
         self._runs: list[AuditedRun] = []
         self._totals: list[dict[tuple[str, str, int, str], ReleaseTotal]] = []  # totals of each run
-        self._accountant: Accountant | None = None  # counts the releases with noise; None before the first of them
+        self._accountant: Accountant | None = None  # counts releases with noise; None before the first such release
 
     def add(self, chain: str, record: LedgerRecord) -> None:
         """Add a record and the chain value after it."""
@@ -291,7 +291,7 @@ def _read_ledgers(folder: Path) -> Iterator[_ReadLedger]:
 
 
 def _read_recorded_heads(folder: Path) -> list[tuple[str, tuple[tuple[str, LedgerHead], ...]]]:
-    """Return the heads that a party recorded in its ledgers or a server in its state files, and the recorder's name."""
+    """Return the heads in a party's ledgers or in a server's state files, each list with the name of its recorder."""
     found = [(ledger.report.party, ledger.remembered) for ledger in _read_ledgers(folder)]
     for name in (SERVING, PREDICTING, ALIGNING):
         state = _read_json(folder / name) or {}
@@ -332,10 +332,10 @@ def _check_ledger(ledger: AuditedLedger) -> Iterator[AuditCheck]:
     else:
         yield AuditCheck(name, "good", f"{ledger.length} records, each consistent with the records before it")
     if ledger.incomplete:
-        text = "the last line is incomplete: after a crash, its release was not sent; the next run repairs the line"
+        text = "a crash left the last line incomplete; its release was not sent, and the next run repairs the line"
         yield AuditCheck(name, "note", text)
     if ledger.repairs:
-        text = f"{ledger.repairs} repair records contain lines that crashes left incomplete; no release was sent"
+        text = f"{ledger.repairs} repair records contain incomplete lines of crashed runs, whose releases were not sent"
         yield AuditCheck(name, "note", text)
 
 
@@ -362,7 +362,7 @@ def _check_reports(folder: Path, ledgers: Sequence[_ReadLedger]) -> Iterator[Aud
 def _check_traffic(
     file: str, purpose: str, traffic: _ReportedTraffic, ledgers: Sequence[AuditedLedger]
 ) -> Iterator[AuditCheck]:
-    """Compare the bytes that a report counts, without message headers, with the bytes in the ledger."""
+    """Compare the bytes in a report, minus message headers, with the bytes in the ledgers."""
     counted = traffic.bytes_to_server - traffic.headers_to_server
     runs = [run for ledger in ledgers if (run := ledger.find_run(purpose)) is not None]
     entered = sum(run.size for run in runs)

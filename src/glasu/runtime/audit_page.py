@@ -79,7 +79,7 @@ def render_text(audit: Audit) -> str:
 
 
 def _describe_privacy(spent: SpentEpsilon) -> str:
-    return f"{spent}. It holds if the party had a secret, as between machines."
+    return f"{spent}. This holds if the party used a secret, as every party does in a run between machines."
 
 
 def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[str]] = ()) -> str:
@@ -88,7 +88,7 @@ def render_audit_page(audit: Audit, now: datetime, attacks: Sequence[Sequence[st
     Args:
         audit: the findings.
         now: the time of the audit.
-        attacks: the headings and then the rows of the table of attacks; empty: the page has no such table.
+        attacks: the table of attacks; its first row contains the headings. If empty, the page has no such table.
     """
     attacked = ""
     if attacks:
@@ -111,15 +111,14 @@ own data. A better attack may recover more.</p>
 {_render_checks(audit.checks)}
 <h2>Releases</h2>
 <p>Every release was recorded in the ledger before its bytes were sent. The table lists the releases by phase, kind,
-layer and protection. Protection <code>none</code> means that the server can read every number. Bytes are those of the
-content, without message headers. If a round was repeated after a crash, its releases are counted each time. Times are
-in UTC.</p>
+layer and protection. Protection <code>none</code> means that the server can read every number. Bytes do not include
+message headers. If a round was repeated after a crash, its releases are counted each time. Times are in UTC.</p>
 {"".join(map(_render_ledger, audit.ledgers))}
 {attacked}<h2>Kinds of content</h2>
 {render_table(("kind", "meaning"), meanings, 2)}
-<footer>A hash chain proves that no record was changed, moved or omitted. Only the heads that other parties recorded
-prove that no records at the end are missing. A party that changes this program can release data without an entry in the
-ledger.</footer>
+<footer>A hash chain proves that no record was changed, moved or omitted. It does not prove that the last records are
+complete. Only the heads that other parties recorded can prove this. A party that changes this program can release data
+without an entry in the ledger.</footer>
 </body></html>
 """
 

@@ -1,4 +1,4 @@
-"""Train the cheap alternatives to joint training with the best of several settings, and compare them with a run."""
+"""Train the baselines (cheap alternatives to joint training), choose their settings, and compare them with a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig]:
-    """Return the settings that the baselines of a run try: those without a preset, and those of every candidate.
+    """Return the settings that the baselines of a run try: one without a preset, and one for every candidate.
 
-    The preset chooses among candidates for GLASU. For a fair comparison, each baseline also uses the settings with its
-    best score on the validation nodes.
+    The preset chooses among candidates for GLASU. For a fair comparison, each baseline also chooses among them: it uses
+    the settings with its best score on the validation nodes.
 
     Args:
         config: the requested settings of the run.
@@ -42,7 +42,7 @@ def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig
 def train_baselines(
     settings: Sequence[RunConfig], load: Callable[[RunConfig], Sequence[PartyData]]
 ) -> dict[str, Baseline]:
-    """Return the results of every baseline, by method, with the settings that are best on the validation nodes.
+    """Return the results of every baseline, by method. Each uses the settings that are best on the validation nodes.
 
     Args:
         settings: the settings to try. If several of them have the same effect on parties that train alone, only the
@@ -73,7 +73,7 @@ def _find_own_settings(config: RunConfig, method: str) -> RunConfig:
 def _train_with(
     config: RunConfig, methods: Sequence[str], load: Callable[[RunConfig], Sequence[PartyData]]
 ) -> dict[str, Baseline]:
-    """Return the results with these settings. The parties train once; all baselines use the same weights."""
+    """Return the results of the baselines with `config`. The parties train once; all baselines use the same weights."""
     found: dict[str, Baseline] = {}
     trained: tuple[Client, ...] = ()
     for method in methods:
@@ -97,9 +97,9 @@ def _find_score(config: RunConfig, baseline: Baseline) -> float:
 
 
 def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> str:
-    """Return one line: scores and bytes of the run and of the baselines, and the difference from each baseline.
+    """Return one line with the scores and bytes of the run and of each baseline, and the differences in score.
 
-    The line names the settings of the baselines if several were tried.
+    If several settings were tried, the line names the settings of each baseline.
     """
     metric, method = make_task(report.config.train).selected_by, report.config.train.method
     own = report.test.metrics[metric.name]
@@ -129,7 +129,7 @@ def compare_baselines(report: RunReport, baselines: Mapping[str, Baseline]) -> s
 
 
 def _describe_settings(baselines: Mapping[str, Baseline]) -> str:
-    """Return the settings that were chosen for baselines; an empty string if there was no choice."""
+    """Describe the settings that were chosen for each baseline; return an empty string if there was no choice."""
     names: dict[str, list[str]] = {}  # settings -> methods
     for name, each in baselines.items():
         if each.settings is not None:

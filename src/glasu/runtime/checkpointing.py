@@ -1,15 +1,15 @@
 """Save the state of a role between two rounds, and verify it when it is read. Torch is loaded only for tensors.
 
 file     magic, schema number, SHA-256 of schema number and body, body
-body     safetensors: the tensors and the long lists of floats of the state; everything else as JSON in its metadata
+body     a safetensors file: tensors and long lists of floats as arrays; the rest of the state as JSON in its metadata
 
 A state is a frozen dataclass. Its fields and their types decide how it is saved, so a new field needs no code here. The
-schema number is derived from the fields, so checkpoints from before a change of the fields are refused.
+schema number is derived from the fields. So if the fields have changed since a checkpoint was written, it is refused.
 
 Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
-round t is durable before the role sends its first message of round t+1. If one of the rules did not hold, the roles
-could have no common round after a crash. `Store` and `Saver` serve one role, or all roles of a simulation together
-(`runtime/simulation_checkpoints.py`).
+round t is durable before the role sends its first message of round t+1. If either rule were broken, a crash could leave
+the roles without a common round. `Store` and `Saver` handle the state of one role, or the states of all roles of a
+simulation together (`runtime/simulation_checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: roun
 START = "start"  # used as the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON is a reference to the tensor of that name
 FLOATS = "$floats"  # {FLOATS: name} is a reference to a long list of floats, such as the losses of all rounds
-MANY_FLOATS = 64  # lists of at least this length are saved as arrays, which takes a tenth of the time that JSON takes
+MANY_FLOATS = 64  # lists of at least this length are saved as arrays, which is ten times faster than JSON
 
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
@@ -62,20 +62,20 @@ def from_arrays(cls: type[T], arrays: Mapping[str, NDArray[Any]], facts: object,
 
 
 class _NoTensor:
-    """Replaces torch.Tensor in a state without tensors."""
+    """Takes the place of torch.Tensor if torch is not loaded. Then no state contains a tensor."""
 
 
 def _find_type_names() -> dict[str, Any]:
     """Return the types that state modules import for type checking only.
 
-    The server's state has no tensor and needs no torch.
+    The server's state contains no tensor, so it can be saved without torch.
     """
     torch = sys.modules.get("torch")
     return {"Mapping": Mapping, "Tensor": _NoTensor if torch is None else torch.Tensor}
 
 
 def find_schema(cls: type) -> int:
-    """Return the schema number of a kind of state: it changes with the fields of the state and of the records in it."""
+    """Return the schema number of a state class. It changes when a field of the class or of a nested record changes."""
     return zlib.crc32(repr((LAYOUT, list_fields(cls, _find_type_names()))).encode())
 
 
@@ -105,7 +105,7 @@ def _add_array(path: str, array: NDArray[Any], arrays: Arrays) -> str:
 
 
 def _put_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Replace every reference below `value` with its content; an unknown reference stays and is refused later."""
+    """Replace every reference below `value` with its content. `read_record` later refuses unknown references."""
     if isinstance(value, list):
         return [_put_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -177,7 +177,7 @@ def _read_header(body: bytes) -> CheckpointHeader:
 
 
 class Store(Generic[T]):
-    """The checkpoints of one owner and one kind in one folder: the last two, one file each."""
+    """The last two checkpoints of one owner and one kind, as files in one folder."""
 
     def __init__(
         self, cls: type[T], folder: Path, owner: str, extensions: tuple[Extension, ...] = (), *, kind: str = ROUND
@@ -208,22 +208,22 @@ class Store(Generic[T]):
             self._saved = done[-KEPT:]
         except OSError as error:
             raise CheckpointError(
-                f"{path}: the checkpoint cannot be written ({error.strerror}); earlier ones are intact. "
+                f"{path}: the checkpoint cannot be written ({error.strerror}); earlier checkpoints are intact. "
                 "Fix the cause and start the same command again: it resumes from the last intact checkpoint.",
-                f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier ones are "
-                "intact. When the cause is fixed, start the same commands again.",
+                f"the checkpoint of round {round_index} cannot be written there ({error.strerror}); earlier "
+                "checkpoints are intact. When the cause is fixed, start the same commands again.",
             ) from error
         return _format_hex(content)
 
     def load(self, round_index: int) -> T:
-        """Read the state of a checkpoint; refuse one that is damaged or belongs to another owner."""
+        """Read the state of a checkpoint. Refuse a checkpoint that is damaged or belongs to another owner."""
         header, arrays, _ = self._read(round_index)
         return from_arrays(self.cls, arrays, header.state, str(self._path(round_index)))
 
     def digests(self, log: logging.Logger | None = None) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints, in increasing order.
 
-        Round 0 counts as a checkpoint until there are two later ones, because the settings determine its state.
+        Round 0 counts as a checkpoint until two later checkpoints exist, because the settings determine its state.
 
         Args:
             log: receives a warning about each damaged checkpoint; None: no warnings.
@@ -328,7 +328,7 @@ class Saver(Generic[T]):
         self._writing: PendingResult[str] | None = None
 
     def save(self, round_index: int, state: T, store: Store[T] | None = None) -> None:
-        """Start to write a state, which must not change afterwards. `store` replaces the store of this saver."""
+        """Start to write a state, which must not change afterwards. If `store` is given, write to it instead."""
         self.wait_until_durable()
         self._writing = self._writer.submit((store or self.store).save, round_index, state)
 

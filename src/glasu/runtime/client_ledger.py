@@ -58,7 +58,7 @@ def keep_ledgers(
     """Attach a ledger and a policy to every client of one process while the block runs.
 
     Args:
-        clients: all clients, with the id of their run.
+        clients: all clients, in which the id of the run is already set.
         folder: the folder of the ledgers; None: keep them in memory.
         policies: the policies, by party.
         purpose: training or prediction.
@@ -76,6 +76,6 @@ def keep_ledgers(
 
 
 def sync_ledgers(clients: Sequence[Client]) -> None:
-    """Write the entries of all clients; called before their messages are delivered."""
+    """Write the ledger entries of all clients. This function is called before the clients' messages are delivered."""
     for client in clients:
         client.release.ledger.sync()

@@ -50,7 +50,7 @@ def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatc
         script: the script.
         perform: carries out Send, Receive, Broadcast, Scatter, Save or an event, and returns its result.
         watch: adds up the script's computing time.
-        name: the name under which the time is added up; a `Timed` request has its own name.
+        name: the activity to which the time is added; a `Timed` request names its own activity.
     """
     actions = to_actions(script, watch, name)
     action = advance(actions)
@@ -80,9 +80,10 @@ def to_actions(script: Script[Result], watch: Stopwatch, name: str = "compute") 
 def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, Any]]:
     """Run `main`, and combine each of its exchanges with one exchange of `rider` until the rider has finished.
 
-    The rider's messages go first in both directions. At a client, an exchange starts with the first Send after a
-    Receive and ends with a Receive of chunk 0. At the server, it starts with the first Receive of chunk 0 after an
-    answer. So both roles combine the same exchanges, and messages arrive in the expected order.
+    In a combined exchange, the rider's messages are sent before those of `main`, in both directions. At a client, an
+    exchange starts with the first Send after a Receive and ends with a Receive of chunk 0. At the server, an exchange
+    starts with the first Receive of chunk 0 after an answer. So both roles combine the same exchanges, and messages
+    arrive in the expected order.
     """
     action, riding = advance(main), advance(rider)
     joined = False  # whether the rider has joined the current exchange
@@ -107,7 +108,7 @@ def interleave(main: Actions[Any], rider: Actions[Any]) -> Actions[tuple[Any, An
 
 
 def check_contribution(request: Receive, message: Message, client: int, party: str) -> Message:
-    """Return a message that the server received; refuse one that does not match the request.
+    """Return a message that the server received, or raise ProtocolError if it does not match the request.
 
     The error names the party.
     """

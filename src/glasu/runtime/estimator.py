@@ -113,10 +113,10 @@ class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
 
 class GLASURegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """One regression model over several parties, whose labels are floats; see `GLASUClassifier` for the parameters.
+    """One regression model over several parties. The labels are floats.
 
-    The task is always `regression`, even if `config` names another task. `predict` returns numbers in the unit of the
-    labels.
+    See `GLASUClassifier` for the parameters. The task is always `regression`, even if `config` names another task.
+    `predict` returns numbers in the unit of the labels.
     """
 
     def make_config(self) -> RunConfig:

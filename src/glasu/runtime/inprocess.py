@@ -68,7 +68,7 @@ class ScriptRun:
             script: the script.
             watch: adds up the seconds of the script.
             perform: carries out the script's saves and events; None: ignore them.
-            activity: the name under which the seconds are added up.
+            activity: the activity to which the seconds are added.
         """
         self.name, self.perform = name, perform
         self.actions: Actions[Any] = to_actions(script, watch, activity)
@@ -93,7 +93,7 @@ class ScriptRun:
         """Run until the script needs a message that has not arrived; return the messages that it sends.
 
         A script that sends nothing pauses at the end of each round or warm step. So clients that train alone stay in
-        the same round, and a checkpoint of all of them is possible.
+        the same round, and one checkpoint can contain them all.
         """
         sent: list[Message] = []
         while not isinstance(self.action, Finished):
@@ -128,7 +128,7 @@ def run_together(
         clients: the clients, in client order.
         traffic: counts messages.
         each: `map`, or a function like it that runs clients in parallel.
-        before_sending: called before messages from clients are delivered; it waits until checkpoints are durable.
+        before_sending: called before messages from clients are delivered, to wait until checkpoints are durable.
         carry: maps every message to the message that is delivered; None: no change.
         deliver: replaces a message from the server to one client, to simulate a server that sends different messages to
             different clients.
@@ -192,7 +192,7 @@ def run_alone(clients: Sequence[ScriptRun], each: Map = map) -> None:
 def run_until_blocked(
     clients: Sequence[ScriptRun], inboxes: Sequence[deque[Message]], each: Map
 ) -> Iterator[list[list[Message]]]:
-    """Run clients until all of them wait or have finished; yield the messages that each client sends before a pause."""
+    """Run clients until all of them wait or have finished. At each pause, yield the messages that each client sent."""
     while True:
         yield list(each(ScriptRun.run, clients, inboxes))
         if all(client.is_blocked for client in clients):

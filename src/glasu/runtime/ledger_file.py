@@ -43,7 +43,7 @@ class LedgerFile:
 
         Args:
             path: the path of the file, which need not exist.
-            durable: whether `sync` waits for the disk. If not, only `close` waits for the disk.
+            durable: whether `sync` waits for the disk. If False, only `close` does.
         """
         self.path, self._durable = path, durable
         self._pending: list[bytes] = []
@@ -54,7 +54,7 @@ class LedgerFile:
         self._pending.append(line)
 
     def sync(self) -> None:
-        """Write all lines, and wait until they are on disk if the file is durable."""
+        """Write all pending lines. If the file is durable, wait until they are on disk."""
         if not self._pending:
             return
         try:
@@ -77,7 +77,7 @@ class LedgerFile:
         self._pending.clear()
 
     def close(self) -> None:
-        """Write all lines, wait until they are on disk, and close the file."""
+        """Write all pending lines, wait until they are on disk, and close the file."""
         self.sync()
         if self._handle is not None:
             with suppress(OSError):
@@ -145,7 +145,7 @@ def open_ledger(
 ) -> Ledger:
     """Open the ledger in a file, restore the totals of its last run, and pass all its entries to the rules.
 
-    Nothing is written before the ledger is synced, except that an incomplete last line is repaired.
+    An incomplete last line is repaired at once. Nothing else is written before the first sync of the ledger.
 
     Args:
         path: the path of the file; a new ledger begins if it does not exist.
@@ -225,7 +225,7 @@ def _exchange_heads(ledgers: Mapping[str, Ledger]) -> None:
 def list_ledger_files(folder: Path) -> Mapping[str, Path]:
     """Return {party name: ledger file} of a run's folder, sorted by name.
 
-    In the folder of a party, the ledger of this party has an empty name.
+    The folder may belong to one party. Then the name of its ledger is the empty string.
     """
     found = {path.stem: path for path in sorted((folder / LEDGERS).glob("*.jsonl"))}
     if (folder / LEDGER).is_file():

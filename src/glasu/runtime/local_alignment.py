@@ -57,12 +57,13 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
     tables = [read_normalized_ids(folder) for folder in folders]
     names = tuple(manifest.name for manifest, _ in tables)
     if len(set(names)) < len(names) or len(names) < 2:
-        raise ConfigError(f"an alignment needs two or more parties of different names; got {', '.join(names)}.")
+        raise ConfigError(f"an alignment needs two or more parties with different names; got {', '.join(names)}.")
     rules = {name: manifest.id_rules for name, (manifest, _) in zip(names, tables, strict=True)}
     if len(set(rules.values())) > 1:
         listed = "; ".join(f"{name}: {own}" for name, own in rules.items())
         raise AlignmentError(
-            f"the rules for ids differ ({listed}); set id_unicode, id_case and id_whitespace alike in every party.toml."
+            f"the rules for ids differ ({listed}); set id_unicode, id_case and id_whitespace to the same values in "
+            "every party.toml."
         )
     own = options.secrets or [secrets.token_bytes(32) for _ in names]
     limits, run, traffic = (

@@ -44,7 +44,7 @@ def check_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, ad
 def check_prediction_memory(config: RunConfig, parties: Sequence[PartyData], limit: int, advice: str) -> None:
     """Refuse a trained model whose weights and two matrices of hidden representations need more than `limit` bytes.
 
-    The arguments are those of `check_memory`, but `config` must be resolved.
+    The arguments are the same as for `check_memory`, except that `config` must be resolved.
     """
     _refuse_needs([_estimate_model(config, parties, copies=1)], limit, advice)
 
@@ -58,7 +58,10 @@ def _refuse_needs(needs: Iterable[tuple[int, str]], limit: int, advice: str) -> 
 
 
 def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int) -> tuple[int, str]:
-    """Return a lower bound of the models' bytes with `copies` copies of the weights, and the keys that decide it."""
+    """Return a lower bound of the models' bytes, and the start of an error message that names the deciding settings.
+
+    The models store `copies` copies of the weights.
+    """
     model, size = config.model, find_compute_dtype(config).itemsize
     weights = sum(model.hidden * (party.num_features + (model.num_layers - 1) * model.hidden) for party in parties)
     weights += model.owner_layers * model.hidden**2 * any(party.labels is not None for party in parties)
@@ -68,7 +71,7 @@ def _estimate_model(config: RunConfig, parties: Sequence[PartyData], copies: int
 
 
 def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of the models, of a message and of the samples, with a text that names the deciding keys."""
+    """Yield the bytes of the models, of a message and of the samples, each with the start of an error message."""
     train = config.train
     # Weights, gradients, the selected copy, and the optimizer's state.
     yield _estimate_model(config, parties, copies=3 + find_optimizer(config).num_moments)
@@ -83,10 +86,10 @@ def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Ite
 
 
 def estimate_samples(config: RunConfig, party: PartyData) -> int:
-    """Return the bytes of the samples that a party stores at a time, which are those of two consecutive windows.
+    """Return the bytes of the samples that a party stores at the same time: the samples of two consecutive windows.
 
-    In each round there is one draw per layer l, and the sampler estimates its size. If the parties agree on S[l], the
-    draw needs 8 |S[l]| bytes more. The estimate assumes that each other party draws as many nodes as this party.
+    In each round there is one draw per layer l, and the sampler estimates its size. If the parties agree on S[l],
+    storing S[l] takes 8 |S[l]| additional bytes. The estimate assumes that all parties draw equally many nodes.
 
     Args:
         config: the settings, resolved.
@@ -116,7 +119,7 @@ def _count_kept_rounds(config: RunConfig) -> int:
 
 
 def _count_training_nodes(config: RunConfig, party: PartyData) -> int:
-    """Return an upper bound of the training nodes; all nodes if another party has the labels."""
+    """Return an upper bound of the number of training nodes. It is N if another party has the labels."""
     if config.train.label_owner not in (None, party.name) or party.labels is None:
         return party.num_nodes
     return int(have_labels(party.labels).sum()) if party.splits is None else len(party.splits.train)

@@ -38,7 +38,7 @@ class Observation:
 
         Args:
             view: the messages of the role.
-            splits: the nodes of the splits, which parties with labels know, and which are often public.
+            splits: the nodes of the splits. Parties with labels know them, and often they are public.
         """
         self.view, self.splits = view, splits
         manifest = view.transcript.manifest
@@ -77,7 +77,10 @@ class Observation:
         return found
 
     def list_proposals(self) -> list[list[NodeIds]]:
-        """Return all clients' proposals for S[l], one list per round, at the highest l < L whose S[l] is agreed on."""
+        """Return all clients' proposals for S[l], one list per round.
+
+        l is the highest layer below L at which the parties agree on S[l].
+        """
         layers = {layer for _, layer in self.agreed if layer < self.num_layers}
         if not layers or len(self.proposed) < self.num_clients:
             return []
@@ -135,8 +138,8 @@ class Observation:
         """Return what the role knows about a client's representations in exact evaluations on validation nodes.
 
         The rows belong to the lowest layer that aggregates. There is a row for every node, or only for the validation
-        nodes if a single layer aggregates. The server reads the client's own part, or with `aggregates` the aggregate
-        of all clients. A party reads the mean of the parts of all other parties.
+        nodes if a single layer aggregates. The server reads the client's own part. With `aggregates`, the result is the
+        aggregate of all clients. A party reads the mean of the parts of all other parties.
         """
         found = self.view.matrices(Joint, Phase.EVALUATION)
         if not aggregates:
@@ -152,7 +155,7 @@ class Observation:
         return result
 
     def average_rounds(self, target: int) -> Values:
-        """Return for each node the mean of its representations that the role saw in training rounds, or else zeros."""
+        """Return for each node the mean of its representations in training rounds; zeros if the role saw none."""
         lowest, total, seen = self.num_layers, np.zeros((self.num_nodes, 0)), np.ones(self.num_nodes)
         for each in self._list_parts(target, Phase.TRAINING):
             nodes = self.agreed.get((each.key.round, each.key.layer + 1))

@@ -12,7 +12,7 @@ from glasu.errors import ConfigError
 from glasu.records import FlatSettings, RecordError, Sections, parse_json, read_record
 from glasu.report import PartySummary
 
-Writer = Literal["train", "server", "party", "provision", "other"]  # other: a command that continues no results
+Writer = Literal["train", "server", "party", "provision", "other"]  # other: cannot continue earlier results
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT, MODEL = "report.json", "model/model.toml"
 PARTY, KIT, PRIVATE_KEY = "party.toml", "kit.toml", "key.pem"
@@ -65,11 +65,11 @@ def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = Non
 
 
 def refuse_file_among_others(path: Path, run_dir: Path) -> None:
-    """Refuse an --out file if its folder does not exist, or contains results that the command does not read.
+    """Refuse an --out file if its folder does not exist, or contains results of another run.
 
     Args:
         path: the file, which need not exist.
-        run_dir: the folder that the command reads; a file may be written there.
+        run_dir: the folder of the run that the command reads; writing the file there is allowed.
     """
     folder = path.parent
     if not folder.is_dir():
@@ -117,11 +117,11 @@ def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
 
 
 def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[object, object]]:
-    """Compare the settings of a finished run with the requested ones.
+    """Return the settings in which a finished run differs from the requested settings.
 
     A report contains the resolved settings of its run. So the requested settings are first resolved for the same number
     of nodes. If the method or the data replaced a setting, the two requested values are compared instead. If the preset
-    has several candidates, the run may have used any of them.
+    has several candidates, the run may have used any candidate.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
 

@@ -74,7 +74,7 @@ class SimulationOptions:
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
     notes: Sequence[str] = ()  # lines about the data for the report
-    clock: Clock = field(default=read_clock)  # the default stops while kernels compile
+    clock: Clock = field(default=read_clock)  # the default clock stops while kernels compile
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder of the saved states, from which a run resumes; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
@@ -167,7 +167,7 @@ def train(
 
 
 def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Return the parties as a list. Raise DataError with a hint for any other value."""
+    """Return the parties as a list, or raise DataError with a hint if this is not a list of parties."""
     if isinstance(parties, (list, tuple)) and parties and all(isinstance(party, PartyData) for party in parties):
         return list(parties)
     problem = "is an empty" if isinstance(parties, (list, tuple)) and not parties else "must be a"
@@ -178,7 +178,7 @@ def check_party_list(parties: Sequence[PartyData]) -> list[PartyData]:
 
 
 def check_config(config: RunConfig) -> RunConfig:
-    """Return the config. Raise ConfigError with a hint for any other value, such as a dictionary."""
+    """Return the config, or raise ConfigError with a hint if it is not a RunConfig but, for example, a dictionary."""
     if isinstance(config, RunConfig):
         return config
     raise ConfigError("config must be a glasu.RunConfig; glasu.RunConfig.from_dict builds one from a dictionary.")
@@ -232,7 +232,7 @@ def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyDa
 
 
 def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
-    """Build the server for these clients. The server gets counts, but no data."""
+    """Build the server for these clients. The server receives the numbers of nodes, but no data."""
     knows = next(client for client in clients if client.has_labels)
     sizes = Sizes(
         num_nodes=knows.party.num_nodes,
@@ -243,7 +243,10 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
 
 
 def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Set the run id to a digest of all inputs that determine the messages, so that a message key has one content."""
+    """Set the run id to a digest of all inputs that determine the messages.
+
+    So two messages with the same message key always have the same content.
+    """
     run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
     for client in clients:
         client.identity.run = run
@@ -294,7 +297,10 @@ def _open_checkpoints(
 
 
 def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> AbstractContextManager[None]:
-    """Attach ledgers to all clients while the block runs. The files are in `ledgers`, or else below `checkpoints`."""
+    """Attach ledgers to all clients while the block runs.
+
+    The files are in the folder `options.ledgers`. If it is None, they are in a subfolder of `options.checkpoints`.
+    """
     folder = options.ledgers
     if folder is None and options.checkpoints is not None and clients[0].requested.train.checkpoint_every:
         folder = options.checkpoints / LEDGERS
@@ -323,7 +329,7 @@ def _open_transcript(
 
 
 def _find_final_settings(client: Client) -> RunConfig:
-    """Return the settings of a finished run: of the only candidate, or of the winner of the race."""
+    """Return the settings of a finished run: the only candidate, or the winner of the race."""
     candidates = list_candidates(client.requested)
     return candidates[0] if len(candidates) == 1 else client.config
 
@@ -350,12 +356,12 @@ def _run_scripts(
         measured = by_party and isinstance(action, Evaluated)  # every party measures its own scores
         reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
         if isinstance(action, CandidateStarted):
-            reports = name is None  # at the server's event all clients wait, so their releases can be counted
+            reports = name is None  # count releases at the server's event, when all clients wait
             if reports and action.chosen:
                 action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
         if reports:
             telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # the event stands for all parties
+            if reporter is not None and not alone and isinstance(action, RoundDone):  # all parties do the same
                 action = replace(action, party=None)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
             return
@@ -382,9 +388,9 @@ def _run_scripts(
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:
-    """Return the role whose losses and metrics the report shows.
+    """Return the name of the role whose losses and metrics the report shows; None is the server.
 
-    None means the server. If the server has no losses and metrics, the first client with labels reports.
+    If the parties keep their scores, the server has no losses and metrics. Then the first client with labels reports.
     """
     if not keeps_scores(clients[0].requested):
         return None

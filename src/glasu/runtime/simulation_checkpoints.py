@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class SimulationState:
-    """The states of all roles after the same round. A client that stopped early has its last state here."""
+    """The states of all roles after the same round. For a client that stopped early, this is its last state."""
 
     clients: Mapping[str, ClientState]
     server: ServerState | None
@@ -36,9 +36,9 @@ class SimulationState:
 
 @dataclass(frozen=True)
 class RunFile:
-    """The content of run.json: the inputs that decide a run, and the cost of an interrupted process.
+    """The content of run.json: the inputs that determine a run, and the cost of an interrupted process.
 
-    A run with other inputs cannot resume from the checkpoints in this folder.
+    Only a run with the same inputs can resume from the checkpoints in this folder.
     """
 
     settings: Mapping[str, Any]
@@ -138,7 +138,10 @@ class SimulationCheckpoints:
         return state
 
     def _find_this_run(self) -> RunFile | None:
-        """Return run.json if it is intact and belongs to this run; refuse to mix two unfinished runs."""
+        """Return run.json if it is intact and has the inputs of this run, or else None.
+
+        Raise ConfigError if the inputs differ and the folder contains checkpoints of the other run.
+        """
         try:
             content = parse_json((self.folder / RUN_FILE).read_bytes(), RUN_FILE)
             there = read_record(RunFile, content, RUN_FILE, finite=False)
@@ -161,7 +164,7 @@ class SimulationCheckpoints:
         write_atomically(self.folder / RUN_FILE, json.dumps(to_plain(self._run), indent=1).encode())
 
     def save(self, name: str | None, state: ClientState | ServerState) -> None:
-        """Store the state of a role after a round, and start to write a checkpoint when all roles have saved.
+        """Store the state of a role after a round. When all roles have saved a round, start to write its checkpoint.
 
         Args:
             name: the party; None is the server.
@@ -188,7 +191,7 @@ class SimulationCheckpoints:
         self._saver.save(newest, together)
 
     def _save_warm(self, steps: int) -> None:
-        """Save all clients if they have taken this number of warm steps; the server has nothing to save yet."""
+        """Save all clients once each has taken this number of warm steps. The server has nothing to save yet."""
         clients = [self._latest.get(name) for name in self._names if name is not None]
         complete = all(each is not None and each.progress.warm_steps == steps for each in clients)
         if complete and steps > self._saved_steps:
@@ -210,15 +213,15 @@ class SimulationCheckpoints:
     def wait_at_exit(self) -> Iterator[None]:
         """Wait for the last checkpoint after the block. If the block fails, save the cost of the run instead.
 
-        If the run diverged, remove its checkpoints instead, because a resumed run would diverge again. Then a run with
-        other settings can use the folder.
+        If the run diverged, remove its checkpoints, because a resumed run would diverge again. After that, a run with
+        changed settings can use the folder.
         """
         try:
             yield
             self.wait_until_durable()
         except BaseException as error:
             self._saver.close()
-            with suppress(OSError):  # report the original error, not an error of saving the cost
+            with suppress(OSError):  # report the original error even if the cost cannot be saved
                 if isinstance(error, TrainingError) and not isinstance(error, CheckpointError):
                     removed = ", ".join(map(str, [*self.store.clear(), *self._warm_store.clear()]))
                     if removed:

@@ -1,9 +1,9 @@
 """An attack by a server that splits the view: it sends zeros instead of an aggregate to all parties but its target.
 
-The next aggregate then depends on the target's data and on a constant that the other parties add. With masks, a server
-sees only sums, but it could read the target's representation from this sum. To prevent this, the masks depend on the
-broadcasts that each party received. Without masks, a server reads every message anyway, and an attack on such a run is
-only a test of the attack.
+Then the other parties add only a constant to the next aggregate, and the rest of the aggregate is the target's part.
+With masks, a server sees only sums, but from such a sum it could read the target's representation. To prevent this, the
+masks depend on the broadcasts that each party received. Without masks, a server reads every message anyway. Attacking
+such a run only tests the attack.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def attack_by_splitting(
         secrets: the secrets of the parties, by name; None: derived from the seed.
 
     Returns:
-        How much of the target's part the server learns from the target's message, from the sums of an honest round,
-        and from the sums of a round with a split view. The true part is what the target sends without protection.
+        Three results, which measure how much of the target's part the server learns from the target's message, from
+        the sums of an honest round, and from the sums of a round with a split view. The true part is what the target
+        sends if nothing is protected.
     """
     names = [party.name for party in parties]
     layers = config.model.aggregation_layers
@@ -77,7 +78,7 @@ def _run_round(
     *,
     split: bool,
 ) -> tuple[Values | None, Values | None]:
-    """Run one round and return the target's message and the aggregate at a layer, or None if they were not sent."""
+    """Run one round. Return the target's message and the aggregate at a layer; each is None if it was not sent."""
 
     hides_in_ciphertexts = isinstance(make_encodings(config)[REPRESENTATION], Ciphertexts)
 

@@ -1,9 +1,9 @@
-"""Telemetry of a run: messages, bytes, evaluations, losses and seconds. It builds the reports of all roles.
+"""Measure a run (messages, bytes, evaluations, seconds), and build the reports of all roles.
 
-`TrafficCounter` counts encoded messages, both in one process and over the network. `Telemetry` adds evaluations and
-seconds, and builds the report. A resumed run continues the counts of its checkpoint. Torch is not loaded.
+`TrafficCounter` counts encoded messages, both in one process and over the network. `Telemetry` also stores evaluations
+and seconds, and builds the report. A resumed run continues with the counts in its checkpoint. Torch is not loaded.
 
-The logger `glasu.wire` writes one line per message and per exchange at level DEBUG, in the order of counting.
+The logger `glasu.wire` writes one line per message and per exchange at level DEBUG, as soon as it is counted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # this import would load torch, which a server does not have
     from glasu.protocol.client import Client
 
 PARTS = ("sampling", "compute", "communication", "evaluation")  # activities that a simulation or a party measures
-SERVER_PARTS = ("waiting", "communication")  # activities that a server between machines measures
+SERVER_PARTS = ("waiting", "communication")  # activities that the server of a run between machines measures
 log = logging.getLogger(__name__)
 wire_log = logging.getLogger("glasu.wire")
 
@@ -111,8 +111,8 @@ class TrafficCounter:
         """Count the exchange that an answer completes.
 
         An exchange consists of the messages that a client sends before it waits, and their answers. An answer to a
-        later chunk belongs to the exchange of the first chunk, and an answer that rides belongs to the exchange of the
-        main script (`drive.interleave`). These answers are not counted.
+        later chunk belongs to the exchange of the first chunk. An answer that rides belongs to the exchange of the
+        main script (`drive.interleave`). So neither of these answers counts as an exchange.
         """
         if answer.rides or answer.key.chunk:
             return
@@ -122,7 +122,7 @@ class TrafficCounter:
         wire_log.debug("exchange phase=%s", phase)
 
     def _count(self, message: Message, receiver: str, copies: int = 1) -> int:
-        """Count the copies of a message, and return their bytes."""
+        """Count `copies` copies of a message, and return the bytes of all copies together."""
         if self._last is None or message is not self._last[0]:
             self._last = message, message.measure()
         total = 0
@@ -142,7 +142,7 @@ class TrafficCounter:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation, and the cost of the run until then."""
+    """One evaluation, and the cost of the run up to this evaluation."""
 
     event: Evaluated
     bytes: int
@@ -152,7 +152,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Cost:
-    """Traffic and seconds. If rounds are repeated, their earlier traffic and seconds still count."""
+    """Traffic and seconds. If a round is repeated, both executions of the round are counted."""
 
     traffic: Traffic = field(default_factory=Traffic)
     seconds: Seconds = field(default_factory=Seconds)
@@ -176,7 +176,7 @@ class TelemetryState:
 
 
 class Telemetry:
-    """Traffic, evaluations and seconds of a run, over all processes that ran it."""
+    """Traffic, evaluations and seconds of a run, including the processes before a restart."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Telemetry:
         self.watch = Stopwatch(clock)
         self.evaluations: list[Evaluation] = []
         self.race: RaceCost | None = None  # None until the preset has chosen a candidate
-        # These three are computed after the last checkpoint, so they are never saved.
+        # The next three attributes are computed after the last checkpoint, so they are never saved.
         self.warnings: list[str] = []
         self.propagated: dict[str, Propagated] = {}  # by party
         self.subsets: dict[tuple[str, ...], SubsetScores] = {}  # by parties
@@ -209,7 +209,7 @@ class Telemetry:
         self._start = {name: read() for name, read in self._clocks.items()}
 
     def add_watch(self, watch: Stopwatch) -> None:
-        """Add the seconds of a client that runs in this process."""
+        """Include the stopwatch of a client that runs in this process."""
         self._watches.append(watch)
 
     def observe(self, event: Event) -> None:
@@ -239,11 +239,11 @@ class Telemetry:
         return f"{event}; {traffic.total_bytes / 1e6:.1f} MB{releases} so far."
 
     def elapsed(self) -> float:
-        """Return the seconds that processes have spent on this run."""
+        """Return the seconds spent on this run so far, including the processes before a restart."""
         return self._before.total + self._clocks["total"]() - self._start["total"]
 
     def seconds(self) -> Seconds:
-        """Return the seconds so far, of all stopwatches together."""
+        """Return the seconds so far, summed over all stopwatches."""
         parts = {name: sum(watch.seconds[name] for watch in self._watches) for name in self._parts}
         if "compiling" in self._clocks:
             parts["compiling"] = self._clocks["compiling"]() - self._start["compiling"]
@@ -268,11 +268,11 @@ class Telemetry:
         self._before = cost.seconds
 
     def rewind(self, state: TelemetryState) -> None:
-        """Restore the evaluations of a state, because later rounds are repeated. Keep the cost of these rounds."""
+        """Restore the evaluations of a state, because the later rounds run again. Keep the cost of their first run."""
         self.evaluations, self.race = list(state.evaluations), state.race
 
     def collect_cost(self, config: RunConfig | None = None) -> CostFields:
-        """Return the fields that all reports share; `config` names the extensions whose versions are listed."""
+        """Return the fields that all reports share. If `config` is given, also list the versions of its extensions."""
         cost = self.cost()
         return {"traffic": cost.traffic, "seconds": cost.seconds, "versions": list_versions(config)}
 
@@ -300,14 +300,14 @@ class Telemetry:
 
         Args:
             config: the settings with which the run trained.
-            losses: the losses of every round: at the server, or at each party that trained alone.
+            losses: the loss of every round, as one sequence for the server, or as one sequence per party.
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
             overridden: the settings that the method or the sampler replaced.
             privacy: the protection of the released tensors.
-            race: the choice of the preset; None if there was only one candidate.
+            race: the candidates of the preset and its choice; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.
-            per_client: report the first metric of every party.
+            per_client: whether to report the first metric of every party.
             notes: lines about the data.
         """
         names: Sequence[str | None] = [None] if alone is None else alone
@@ -319,8 +319,8 @@ class Telemetry:
         warm = self._find_warm_start(config)
         if warm is not None and warm.selected == "ensemble":
             log.warning(
-                "joint training did not help: on validation no joint model is better than the mean of the predictions "
-                "that the parties make alone after the warm start. That mean is the selected model."
+                "joint training did not help: on validation, no joint model is better than the ensemble of the models "
+                "that the parties trained alone (the warm start). The ensemble is the selected model."
             )
         return RunReport(
             **self._collect_training(config, weights_sha256, privacy),
@@ -339,9 +339,9 @@ class Telemetry:
     def _add_propagation(
         self, names: Sequence[str | None], test: SplitScores, validation: SplitScores
     ) -> tuple[SplitScores, SplitScores]:
-        """Add each party's scores of label propagation, and whether propagation or the model has the better score.
+        """Add each party's scores of label propagation.
 
-        The scores on the validation nodes are compared.
+        Also add, for each party, whether propagation or the model has the better score on the validation nodes.
         """
         found = [self.propagated.get(name or "") for name in names]
         test, validation = (
@@ -374,17 +374,17 @@ class Telemetry:
         losses: Sequence[float] = (),
         race: RaceSummary | None = None,
     ) -> PartyReport:
-        """Build the report of one party of a run between machines.
+        """Build the report of one party in a run between machines.
 
         Args:
             config: the settings with which the run trained.
             identity: the identity of the party.
             metrics: the metrics on the test split; empty at a party without labels.
-            weights_sha256: the digest of its selected weights.
-            privacy: the protection of its releases.
-            prepared: the preparation of its features.
+            weights_sha256: the digest of the party's selected weights.
+            privacy: the protection of the party's releases.
+            prepared: the preparation of the party's features.
             losses: the losses of this party, one per round.
-            race: the choice of the preset; None if there was only one candidate.
+            race: the candidates of the preset and its choice; None if there was only one candidate.
         """
         party = identity.names[identity.index]
         own = party if evaluates_once(config) else None
@@ -406,11 +406,11 @@ class Telemetry:
     def build_prediction_report(
         self, parties: Sequence[str], present: Sequence[str], subsets: Iterable[SubsetScores]
     ) -> PredictionReport:
-        """Build the part of prediction.json that server and parties have in common.
+        """Build the part of prediction.json that is the same at the server and at the parties.
 
         Args:
             parties: the parties of the training.
-            present: the parties that took part in the prediction.
+            present: the parties that made this prediction.
             subsets: the validation scores of subsets of the parties.
         """
         missing = tuple(name for name in parties if name not in present)
@@ -430,8 +430,8 @@ def summarize_race(
 
     Args:
         role: the server, which knows the scores, or a client.
-        cost: the cost until the choice, as the role counts it.
-        releases: the releases until the choice, by party; None: the role does not know them.
+        cost: the role's own count of bytes and exchanges before the choice.
+        releases: the number of releases before the choice, by party; None if the role does not know it.
     """
     race = role.progress.race
     if race is None:
@@ -457,16 +457,16 @@ def summarize_race(
 def _score(by_party: Sequence[Sequence[Evaluation]], split: str, *, per_client: bool) -> SplitScores:
     """Return the scores of the selected model. If every party selects its own model, return the mean.
 
-    A party without labels has no evaluation: it has no score, and the mean does not count it.
+    A party without labels has no evaluation. Its score is None, and the mean leaves it out.
     """
     selected: list[Evaluated | None] = []
     for evaluations in by_party:
         events = [entry.event for entry in evaluations if entry.event.split == split]
         selected.append(next((each for each in reversed(events) if each.is_of_selected_model), None))
     found = [event for event in selected if event is not None]
-    if not found:  # at a server whose parties keep their scores
+    if not found:  # the server has no evaluations if the parties keep their scores
         return SplitScores({})
-    combined = found[0].per_client  # set if predictions are combined; then every party has selected its own round
+    combined = found[0].per_client  # not None if predictions are combined; then every party selected its own round
     own = combined
     if per_client:
         scores = [None if event is None else event.per_client or event.metrics.values() for event in selected]

@@ -94,13 +94,13 @@ class ModelManifest:
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """The selected weights of all clients, and all other inputs of a prediction except the data of the parties."""
+    """The selected weights of all clients, and everything else that a prediction needs, except the parties' data."""
 
     config: RunConfig  # resolved
     classes: tuple[str, ...]
     clients: tuple[ClientEntry, ...]
     weights: tuple[dict[str, Tensor], ...]
-    subsets: tuple[SubsetScores, ...] = ()  # validation scores with some of the parties; only with party dropout
+    subsets: tuple[SubsetScores, ...] = ()  # validation scores of subsets of the parties; only with party dropout
     ensemble: bool = False  # the parties compute alone, and their scores are averaged; see `protocol/warm_start.py`
     # With masks: the ranges of the columns of representations, by layer. All parties know them.
     ranges: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
@@ -205,7 +205,7 @@ class TrainedModel:
         return scores
 
     def restrict_parties(self, names: Sequence[str]) -> TrainedModel:
-        """Return the model of some of the parties, which predict without the others. Means are over these parties only.
+        """Return the model for a prediction by some of the parties. Means are taken over these parties only.
 
         Raises:
             AlignmentError: the model was trained without party dropout.
@@ -220,11 +220,11 @@ class TrainedModel:
         )
 
     def find_subset(self, names: Sequence[str]) -> SubsetScores | None:
-        """Return the validation scores of some of the parties; None if they were not scored together."""
+        """Return the validation scores of a subset of the parties; None if this subset was not scored."""
         return find_subset(self.subsets, names)
 
     def _find_alone(self, party: str | None) -> int | None:
-        """Return the index of the party whose own model predicts, or None if the parties have one model."""
+        """Return the index of the party whose own model predicts, or None if all parties predict together."""
         if has_server(self.config) or len(self.names) == 1:
             if party is not None:
                 raise ConfigError(f"party={party!r}: the parties predict together; remove this argument.")
@@ -254,7 +254,7 @@ class TrainedModel:
         return [dataclasses.replace(party, labels=unknown, classes=self.classes, splits=None) for party in parties]
 
     def check_data(self, parties: Sequence[PartyData]) -> None:
-        """Refuse parties, feature columns or node orders that differ from those of the training run."""
+        """Refuse data if the parties, feature columns or node order have changed since the training run."""
         if tuple(party.name for party in parties) != self.names:
             got = [party.name for party in parties]
             raise AlignmentError(
@@ -269,10 +269,10 @@ class TrainedModel:
                 )
             if client.columns_sha256 and party.columns_digest() != client.columns_sha256:
                 raise DataError(
-                    f"party {party.name!r}: its feature columns differ from those of the training in names or order."
+                    f"party {party.name!r}: the names or the order of its feature columns have changed since training."
                 )
         if len({party.ids_digest() for party in parties}) > 1:
-            raise AlignmentError("the parties have different nodes or another order of nodes; align the parties first.")
+            raise AlignmentError("the parties list different nodes or different orders; align the parties first.")
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder, readable by its owner only. An earlier model in the folder is replaced.
@@ -333,7 +333,7 @@ class TrainedModel:
 
 
 def _advise_on_names(names: Sequence[str], got: Sequence[str]) -> str:
-    """Return the remedy if the names of the parties are not `names`, in this order."""
+    """Return the remedy if the parties `got` are not the parties `names`, or are in another order."""
     missing = [name for name in names if name not in got]
     other = [name for name in got if name not in names]
     if missing and len(missing) == len(other):
@@ -345,7 +345,7 @@ def _advise_on_names(names: Sequence[str], got: Sequence[str]) -> str:
 
 
 def _list_subsets(client: Client) -> tuple[SubsetScores, ...]:
-    """Return the subsets that a client with labels has scored; a metric that is not defined is omitted."""
+    """Return the subsets that a client with labels has scored. Metrics that are not finite are omitted."""
     return tuple(
         SubsetScores(names, {name: value for name, value in found.items() if math.isfinite(value)})
         for names, found in client.progress.subsets.items()
@@ -397,7 +397,7 @@ def load_weights(client: Client, entry: ClientEntry, weights: dict[str, Tensor],
         client.release.sums.grids.ranges[REPRESENTATION.name, int(layer)] = torch.tensor(values, dtype=torch.float64)
     try:
         client.load_weights(weights)
-    except RuntimeError:  # other names, or other shapes
+    except RuntimeError:  # names or shapes differ
         raise DataError(
             f"party {client.party.name!r}: its weights do not fit the model; they may be another party's."
         ) from None
@@ -461,5 +461,5 @@ def _find_positions(nodes: NDArray[Any] | None, num_nodes: int) -> NodeSet:
         raise DataError("nodes must be a list of positions (integers), or a mask (true and false).")
     if nodes.min() < 0 or nodes.max() >= num_nodes:
         bad = nodes.min() if nodes.min() < 0 else nodes.max()
-        raise DataError(f"nodes name position {bad}, but positions are 0..{num_nodes - 1}.")
+        raise DataError(f"nodes contains position {bad}, but positions are 0..{num_nodes - 1}.")
     return nodes.astype(np.int64)

@@ -4,8 +4,8 @@ transcript/manifest.json   schema, run, parties, settings, number of nodes, form
 transcript/messages.bin    records: receiver (u16), length (u64), then the message as `message_bytes` encodes it
 
 Masks and encryption hide tensors in messages, but a client knows its own tensors and decodes the answers. So the file
-also contains these tensors in the clear, as messages whose receiver is TO_ONE plus the client. They belong only to the
-view of this client.
+also contains these tensors unprotected, as messages whose receiver is TO_ONE plus the client. Such messages belong only
+to the view of this client.
 
 The file contains all messages from the clients, so it is as confidential as the data of the run: its mode is 0600. It
 contains no secret and no cryptographic key. A resumed run appends, so messages of repeated rounds occur twice, as on
@@ -57,8 +57,8 @@ class TranscriptManifest:
     parties: tuple[str, ...]
     num_nodes: int
     config: Sections  # the settings that were given; a preset decides the other settings
-    # Known at the end of the run: all settings, and the round number in message keys at which the race's winner begins.
-    final_config: Sections | None = None
+    # Both are known at the end of the run. `first_round` is the winner's first round, as numbered in message keys.
+    final_config: Sections | None = None  # all settings
     first_round: int = 0
 
     def __post_init__(self) -> None:
@@ -115,13 +115,13 @@ class TranscriptWriter:
 
         Args:
             config: the settings, of the winner if there was a race.
-            first_round: the round number in message keys at which the winner begins; 0 without a race.
+            first_round: the winner's first round, as numbered in message keys; 0 without a race.
         """
         self._manifest = replace(self._manifest, final_config=config.to_dict(), first_round=first_round)
         self._write_manifest()
 
     def write_clear(self, client: int, kind: TensorKind, key: Key, rows: Rows, is_answer: bool) -> None:
-        """Record the values of a tensor that a client hid, or that it read from a hidden answer."""
+        """Record the unprotected values of a tensor that a client sent or received in protected form."""
         message = TENSOR_MESSAGES[kind, is_answer]
         self(message(key._replace(client=SERVER if is_answer else client), rows), TO_ONE + client)
 
@@ -167,13 +167,13 @@ class RecordedMessage(NamedTuple):
 
     kind: type[Message]
     key: Key
-    receiver: int  # a client, ALL_CLIENTS, SERVER, or TO_ONE + a client for a tensor in the clear
+    receiver: int  # a client, ALL_CLIENTS, SERVER, or TO_ONE + a client for an unprotected tensor
     start: int
     stop: int
 
     @property
     def is_clear(self) -> bool:
-        """Whether this is a tensor in the clear. It belongs to the view of one client."""
+        """Whether this is an unprotected tensor, which belongs only to the view of one client."""
         return TO_ONE <= self.receiver < ALL_CLIENTS
 
     @property
@@ -187,7 +187,7 @@ def _is_tensor(entry: RecordedMessage) -> bool:
 
 
 class RecordedTensor(NamedTuple):
-    """A tensor of the protocol as a receiver decodes it, with its chunks put together."""
+    """A decoded tensor, with its chunks joined."""
 
     sender: int
     key: Key  # the key of the first chunk
@@ -195,7 +195,7 @@ class RecordedTensor(NamedTuple):
 
 
 class RecordedRun:
-    """A recorded run. Every length, key and number is checked when the file is opened."""
+    """A recorded run. The header of every message is checked when the file is opened."""
 
     def __init__(self, folder: Path) -> None:
         """Open a transcript; raise DataError if it is incomplete or was written by another version."""
@@ -238,7 +238,7 @@ class RecordedRun:
         if entry.is_clear:
             client = receiver - TO_ONE
             if client >= count or sender not in (client, SERVER) or not issubclass(entry.kind, TensorMessage):
-                raise ProtocolError(f"expected a tensor in the clear from a client 0..{count - 1}.")
+                raise ProtocolError(f"expected an unprotected tensor of a client 0..{count - 1}.")
             return
         if sender != SERVER and (sender >= count or receiver != SERVER):
             raise ProtocolError(f"expected a message from a client 0..{count - 1} to the server.")
@@ -258,8 +258,8 @@ class RecordedRun:
     def view(self, role: str) -> RoleView:
         """Return the messages that the server or one party sees.
 
-        If tensors are hidden, the view of a party has those tensors in the clear that the party knows. After a race,
-        the view has only the messages of the winner, and their round numbers begin with 0.
+        If messages hide tensors, the view of a party instead contains the unprotected tensors that the party knows. If
+        there was a race, the view contains the rounds of the winner only, numbered from 0.
 
         Args:
             role: "server", or the name of a party.
@@ -288,7 +288,7 @@ class RecordedRun:
 
 
 def _map_file(path: Path) -> mmap.mmap | bytes:
-    """Return the content of a file without reading it; the file can be closed and removed afterwards."""
+    """Map the content of a file into memory. The file can be closed and removed afterwards."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:  # mmap refuses empty files
             return b""
@@ -314,7 +314,7 @@ class RoleView:
             yield entry, self.transcript.load(entry)  # type: ignore[misc]
 
     def matrices(self, kind: type[TensorMessage], phase: Phase | None = None) -> list[RecordedTensor]:
-        """Return the tensors of a kind, decoded, with the rows of their chunks put together."""
+        """Return the decoded tensors of a kind, each with its chunks joined."""
         encoding = kind.content().find_encoding(self.transcript.encodings)
         parts: dict[tuple[int, int, Phase, int, int], list[tuple[Key, Rows]]] = {}
         for entry, message in self.messages(kind, phase):

@@ -50,7 +50,7 @@ class Workers:
 
         Args:
             count: the number of threads.
-            name: the start of their names.
+            name: the prefix of the threads' names.
             prepare: called in each thread before the first function.
         """
         self._count, self._name, self._prepare = count, name, prepare
@@ -68,17 +68,17 @@ class Workers:
         return pending
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
-        """Return the results of `map` with these arguments; the calls run at the same time.
+        """Return the same results as the built-in `map`, as a list. The calls run in parallel.
 
-        The first exception is raised after all calls have ended. So no client computes while the caller closes the
-        files that the client writes to.
+        If calls fail, the first exception is raised after all calls have ended. So no client is still computing when
+        the caller closes the client's files.
         """
         pending = [self.submit(function, *each) for each in zip(*arguments, strict=True)]
         outcomes = [each.await_outcome() for each in pending]
         return [outcome() for outcome in outcomes]
 
     def close(self) -> None:
-        """Run the submitted functions, then end the threads."""
+        """Wait for all submitted functions, then end the threads."""
         for _ in self._threads:
             self._waiting.put(None)
         for thread in self._threads:

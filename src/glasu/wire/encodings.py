@@ -1,8 +1,8 @@
-"""Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a grid that readers know.
+"""Encodings of tensors: floats, bf16, 8-bit integers with a step per row, or integers on a grid known to all clients.
 
 This module needs numpy only, because the server has no torch.
 
-All readers of a released tensor, the sender included, compute with the decoded values. An encoding keeps no state, so
+All readers of a released tensor, including its sender, compute with the decoded values. An encoding keeps no state, so
 encoding the same message again gives the same bytes.
 """
 
@@ -29,19 +29,19 @@ from glasu.wire.packing import pack_integers, unpack_integers
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION, TensorKind
 
 Array = NDArray[Any]
-# The types of all arrays in messages. A message contains the position of the type in this tuple.
+# The dtypes of arrays in messages. A message contains the position of the dtype in this tuple.
 DTYPES = ("<f4", "<f8", "<u2", "|i1", "|u1", "<u4", "<u8")
 T = TypeVar("T")
 SINGLE, DOUBLE = np.dtype("<f4"), np.dtype("<f8")
 _FLOATS: dict[str, np.dtype[Any]] = {"fp32": SINGLE, "fp64": DOUBLE}
-UNKNOWN_COLUMNS = -1  # a message without ciphertexts does not show its columns
-SHAPE_WORDS = 2  # numbers before the coefficients of a ciphertext: the rows and columns of the message
+UNKNOWN_COLUMNS = -1  # the number of columns is unknown if an encrypted message contains no ciphertext
+SHAPE_WORDS = 2  # numbers before the coefficients of a ciphertext: the message's rows and columns
 COEFFICIENT = np.dtype("<u8")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
-_DRAWS = 16  # random numbers of 16 bits from one Philox counter
+_DRAWS = 16  # 16-bit random numbers per Philox counter
 _NEGLIGIBLE = np.float32(2.0**-119)  # a row of smaller values is sent as zeros, because its step would be subnormal
-_TOO_LARGE = np.float32(2.0**127)  # a row with such a value is treated as infinite
+_TOO_LARGE = np.float32(2.0**127)  # a row is refused if it contains an absolute value of at least this size
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
 
@@ -49,7 +49,7 @@ class Encoding(ABC):
     """Converts the rows of a matrix to bytes and back. The bytes of a row do not depend on other rows."""
 
     name: str
-    is_exact = False  # whether receivers decode the encoded values bit for bit
+    is_exact = False  # whether decoded values equal the original values bit for bit
     separates_rows = True  # whether the server can select some rows of an encoded tensor
 
     @property
@@ -64,7 +64,7 @@ class Encoding(ABC):
 
     @property
     def ring(self) -> Ring | None:
-        """The ring of the integers that clients hide and the server adds; None: the server reads the values."""
+        """The ring of the integers that clients hide and the server adds; None if the server reads the values."""
         return None
 
     @property
@@ -89,7 +89,8 @@ class Encoding(ABC):
         Args:
             value: the values.
             key: the key of the message.
-            first_row: the position of the rows in their tensor, so that results do not depend on the size of chunks.
+            first_row: the position of the first row in the whole tensor. It makes results independent of the chunk
+                size.
         """
 
     def find_error(self, payload: Array, columns: int | None = None) -> str:
@@ -113,14 +114,14 @@ class Encoding(ABC):
         """Add encoded arrays in the given order and divide the sum; return one array per key, encoded as `answer`.
 
         The server computes a mean (divisor M), a sum (divisor 1) and the shares of a gradient (one key per receiver)
-        with this method only. It also checks payloads with `find_error`, `is_finite` and, for class probabilities,
-        `decode`. Concatenation needs no sum.
+        with this method only. To check payloads, it uses `find_error`, `is_finite` and, for class probabilities,
+        `decode`. It can concatenate payloads without this method.
 
         Args:
             payloads: valid arrays of one shape.
             divisor: the divisor of the sum.
             keys: the keys of the messages that will carry the result.
-            first_row: the position of the rows in their tensor.
+            first_row: the position of the first row in the whole tensor.
         """
         total = _add([self.decode(payload) for payload in payloads], divisor)
         return [self.encode(total, keys[0], first_row)] * len(keys)
@@ -138,11 +139,11 @@ class Encoding(ABC):
         return rows * self.row_bytes(columns)
 
     def find_shape(self, payload: Array) -> tuple[int, int]:
-        """Return the numbers of rows and columns in a valid array of one message; columns may be UNKNOWN_COLUMNS."""
+        """Return (rows, columns) of the values in a valid array of one message. Columns can be UNKNOWN_COLUMNS."""
         return len(payload), self.decode(payload[:1]).shape[1]
 
     def select_rows(self, payload: Array, rows: slice | NDArray[np.bool_]) -> Array:
-        """Return the encoded form of the rows of one message (a slice), or of those that a mask selects."""
+        """Return the encoded rows of one message (a slice), or the encoded rows that a mask selects."""
         selected: Array = payload[rows]
         return selected
 
@@ -206,13 +207,13 @@ class BFloat16(Encoding):
 class Int8(Encoding):
     """8-bit multiples of a step. Every `width` values of a row form a block: a float32 step, then `width` integers.
 
-    The step is max|value| / 127, the integers lie in -127..127. The step precedes its integers, so blocks of columns
-    keep their bytes when they are concatenated or split. A row with NaN or infinity is refused, because no step can
-    represent it.
+    The step is max|value| / 127, and the integers lie in -127..127. The step precedes its integers, so tensors can be
+    concatenated or split by blocks of columns without encoding them again. A row with NaN or infinity is refused,
+    because no step can represent it.
 
     Rounding is to nearest or stochastic. Stochastic rounding rounds up with a probability equal to the remainder, so
-    the expected value is exact, even for values far below the largest of their row. The random numbers are a function
-    of (seed, phase, round, layer, sender, row, column).
+    the expected value is exact, even for values far below the largest value of their row. The random numbers are a
+    function of (seed, phase, round, layer, sender, row, column).
     """
 
     width: int
@@ -285,7 +286,7 @@ class Int8(Encoding):
         return np.ascontiguousarray(self._blocks(payload)[:, :, :_STEP_BYTES]).view("<f4")
 
     def _uniform(self, key: Key, first_row: int, rows: int, columns: int) -> NDArray[np.float32]:
-        """Return a random number in (0, 1) for every value. Each row has a different Philox counter."""
+        """Return a random number in (0, 1) for every value. Each row has its own Philox counters."""
         purpose, counters = f"rounding {key.phase.name}", -(-columns // _DRAWS)
         stream = Stream(self.seed, purpose, key.round, layer=key.layer, client=key.client)
         source = np.random.Philox(key=stream.key(), counter=first_row * counters)
@@ -296,17 +297,17 @@ class Int8(Encoding):
 
 @dataclass(frozen=True)
 class Integers(Encoding):
-    """Integers of a few bits on a common grid, packed row by row; the last byte of a row ends with zeros.
+    """Integers of a few bits on a common grid, packed row by row. Unused bits at the end of a row are zero.
 
     The step of the grid is not part of the message: all clients derive it from earlier messages. So the server adds
     without rounding, and every reader decodes the same sum. Decoded values are the integers, not multiples of the step.
 
     A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has 2 h M + 1 possible
-    values. The server sends it in the smallest sufficient number of bits.
+    values. The server sends the sum in the smallest number of bits that is sufficient.
     """
 
-    width: int  # integers in a row
-    bits: int  # bits of one client's integer
+    width: int  # number of integers in a row
+    bits: int  # size of one client's integer in bits
     num_clients: int
     terms: int = 1  # number of added integers: 1 from a client, `num_clients` in the server's sum
     name: str = "integer"
@@ -368,7 +369,7 @@ class Integers(Encoding):
 class Ring(Encoding):
     """Integers modulo 2^bits, which masks hide (`glasu.privacy.masking`).
 
-    A client's integer lies in 0..levels - 1, so the sum of `num_clients` of them does not wrap around. Masks are
+    A client's integer lies in 0..levels - 1, so a sum over `num_clients` clients does not wrap around. Masks are
     uniform in the whole ring, so the server can check neither single numbers nor sums. As with `Integers`, the grid is
     not part of the message, and the readers compute the mean.
     """
@@ -392,7 +393,7 @@ class Ring(Encoding):
 
     @property
     def levels(self) -> int:
-        """The number of values of one client's integer."""
+        """The number of possible values of one client's integer."""
         return count_levels(self.bits, self.num_clients)
 
     def encode(self, value: Array, key: Key, first_row: int = 0) -> Array:
@@ -423,8 +424,8 @@ class Ciphertexts(Ring):
         rows and columns of the message     the same in all its ciphertexts
         two polynomials                     coefficients modulo q; a sum of ciphertexts is the sum of coefficients
 
-    `encode` returns the integers. A client encrypts them afterwards, message by message. So `select_rows` can select
-    all rows of a message or none.
+    `encode` returns the integers. The client then encrypts the integers of each message together. So `select_rows` can
+    select all rows of a message or none.
     """
 
     name: str = "ckks"
@@ -457,7 +458,7 @@ class Ciphertexts(Ring):
             return ""
         found = [int(number) for number in payload[0, :SHAPE_WORDS]]
         if (payload[:, :SHAPE_WORDS] != payload[0, :SHAPE_WORDS]).any() or not all(0 < each < 2**31 for each in found):
-            return "expected ciphertexts of one tensor with rows and columns"
+            return "expected the same positive numbers of rows and columns in all ciphertexts"
         if error := _find_width_error(columns, found[1]):
             return error
         if len(payload) != (count := self.count_ciphertexts(*found)):
@@ -467,7 +468,7 @@ class Ciphertexts(Ring):
         return ""
 
     def decode(self, payload: Array) -> Array:
-        """Return coefficients instead of the numbers. A role without the key, such as an attacker, has only these."""
+        """Return the coefficients of the ciphertexts. A role without the key sees only these coefficients."""
         rows, columns = self.find_shape(payload)
         coefficients: Array = payload[:, SHAPE_WORDS:].reshape(-1)[: rows * columns].astype(np.int64)
         return coefficients.reshape(rows, max(columns, 0))
@@ -487,7 +488,7 @@ class Ciphertexts(Ring):
         return payload[:0]
 
     def split_messages(self, payload: Array) -> list[Array]:
-        """Split the concatenated ciphertexts of several messages; return those of each message."""
+        """Split the concatenated ciphertexts of several messages into one array per message."""
         found, position = [], 0
         while position < len(payload):
             count = self.count_ciphertexts(*self.find_shape(payload[position:]))
@@ -527,7 +528,7 @@ def _find_width_error(expected: int | None, columns: int) -> str:
 
 
 def use_for_all_kinds(value: T) -> Mapping[TensorKind, T]:
-    """Return a mapping from each kind of tensor that `wire.precision` affects to one value, such as an encoding."""
+    """Return a dict that maps each kind of tensor affected by `wire.precision` to the same value."""
     return dict.fromkeys((REPRESENTATION, GRADIENT, PROBABILITIES), value)
 
 
@@ -566,19 +567,19 @@ ENCODINGS: dict[str, Precision] = {
 
 
 def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[TensorKind, Encoding]:
-    """Return the encoding of each kind of tensor, in both directions.
+    """Return the encoding of each kind of tensor. Answers of the server use its `answer`.
 
-    Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically,
-    because values that are small in every round must not be lost in every round. Class probabilities are not rounded:
-    they decide which model is selected, and they are few. Changes of representations (`wire.feedback`) are integers;
-    the rounding error is part of the next change.
+    Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically, because
+    rounding to nearest would lose values that are small in every round. Class probabilities are not rounded, because
+    they decide which model is selected, and there are few of them. Changes of representations (`wire.feedback`) are
+    integers; the next change includes their rounding error.
 
-    With masks, all kinds of tensors are integers in a ring as wide as the precision; class probabilities have 32 bits.
-    With ckks, the same integers are encrypted.
+    With masks, representations, gradients and class probabilities are integers of a ring. The ring has as many bits as
+    the precision, but always 32 bits for class probabilities. With ckks, the same integers are encrypted.
 
     Args:
         config: the settings.
-        seed: the seed of a client's stochastic rounding; None: `train.seed`, which the server uses.
+        seed: the seed of a client's stochastic rounding; None: `train.seed`. The server passes None.
     """
     precision: Precision = registry.load("encoding", config.wire.precision)
     encodings, num_clients = precision.make(config), config.data.num_clients
@@ -597,12 +598,12 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
 
 
 def _check_dtype(precision: str, kind: TensorKind, encoding: Encoding) -> None:
-    """Refuse an encoding, such as one of an extension, whose arrays no message can carry."""
+    """Refuse an encoding, for example from an extension, whose dtype messages cannot contain."""
     for dtype in (encoding.dtype.str, encoding.answer.dtype.str):
         if dtype not in DTYPES:
             raise ConfigError(
                 f"wire.precision={precision!r}: the encoding {encoding.name!r} of a {kind} has the dtype {dtype!r}, "
-                f"which no message can carry; use one of {', '.join(DTYPES)}."
+                f"which messages cannot contain; use one of {', '.join(DTYPES)}."
             )
 
 

@@ -1,10 +1,10 @@
-"""Node sets as bytes: the gaps between increasing ids, 7 bits per byte. An id needs at least one byte.
+"""Encode node sets as bytes: the gaps between increasing ids, with 7 bits of a gap in each byte.
 
 ids 3, 4, 200 -> gaps 3, 0, 195 -> 03 00 c3 01
 
 A gap is the id minus its predecessor minus one; the first gap is the first id. So any valid bytes decode to distinct,
 increasing ids. The lowest 7 bits of a gap come first; the top bit of a byte is set if another byte follows. Each gap
-has exactly one encoding: if it has several bytes, the last one is never zero.
+has exactly one encoding, because the last of several bytes must not be zero.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decode(data: NDArray[np.uint8], at_once: int = AT_ONCE) -> NDArray[np.int32]
 
 
 def _read_gaps(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
-    """Return the complete gaps in these bytes, and the number of bytes they take; the last gap may be incomplete."""
+    """Return the complete gaps in `data`, and their total size in bytes. Ignore an incomplete gap at the end."""
     if data.max(initial=0) < 0x80:  # every gap has one byte: the usual case
         return data.astype(np.int64), len(data)
     ends = np.flatnonzero(data < 0x80)

@@ -1,4 +1,4 @@
-"""Message keys. A receiver recognises repeated messages by their key, and the ledger records releases under it."""
+"""Message keys. A receiver recognises a repeated message by its key. A ledger entry contains most of the key."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 SERVER = 0xFFFF  # the sender's index in a message from the server to all clients
 ALL_CLIENTS = 0xFFFE  # in a transcript, the receiver of a message from the server to all clients
-TO_ONE = 0x8000  # added to the receiver's index in a message from the server to one client
+TO_ONE = 0x8000  # TO_ONE + m is the sender's index in a message from the server to client m
 RUN_BYTES = 12
-ATTEMPTS = 2**16  # attempt numbers in keys wrap around here
+ATTEMPTS = 2**16  # keys contain the attempt number modulo this value
 _LAYOUT = struct.Struct(f"<{RUN_BYTES}sIBIHhIH")
 KEY_BYTES = _LAYOUT.size
 
@@ -27,7 +27,7 @@ class Phase(enum.IntEnum):
     EVALUATION_SAMPLING = 6  # node sets of a sampled evaluation
     ALIGNMENT = 7  # blinded ids
 
-    reported: str  # the phase under which a report counts the message
+    reported: str  # the name of the phase that includes this message in reports
 
 
 _REPORTED = {Phase.BACKWARD: "training", Phase.EVALUATION_SAMPLING: "evaluation"}
@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
     def at(self, layer: int, chunk: int = 0) -> Key:
         """Return the key for another layer and chunk."""
-        # Every message calls this, and `_replace` would take three times as long.
+        # This runs for every message, and `_replace` would take three times as long.
         return Key(self.run, self.phase, self.client, self.round, layer, chunk, self.incarnation, self.attempt)
 
     def to_client(self, client: int) -> Key:
@@ -62,7 +62,7 @@ class Key(NamedTuple):
         return self._replace(client=TO_ONE + client)
 
     def pack_without_attempt(self) -> bytes:
-        """Return the key without incarnation and attempt as bytes. A repeated message has the same value."""
+        """Return the key as bytes, with incarnation and attempt set to 0. A repeated message gives the same bytes."""
         return self._replace(incarnation=0, attempt=0).pack()
 
     def pack(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Pack integers of a few bits without gaps between them, row by row."""
+"""Pack integers of a few bits into rows of bytes, without unused bits between the integers."""
 
 from __future__ import annotations
 

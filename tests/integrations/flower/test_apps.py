@@ -57,7 +57,7 @@ def answer_of(name: str, digest: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "1 of the SuperNodes of a, b are online")]
+    ("nodes", "words"), [((1, 2, 3), "3 SuperNodes are online"), ((1,), "only 1 of 2 SuperNodes (a, b) are online")]
 )
 def test_there_must_be_a_node_for_each_party_and_no_other(nodes, words):
     with pytest.raises(TransportError, match=words):

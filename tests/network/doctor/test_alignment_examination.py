@@ -35,7 +35,7 @@ def write_folder(folder, ids, more=""):
         (["a b", "c"], 5, "good", "2 different ids"),
         (["quentin", " quentin"], 5, "bad", "see that party's log"),
         (["quentin", '" "'], 5, "bad", "see that party's log"),
-        (["quentin", "bob", "cy"], 2, "bad", "3 ids, and --max-ids here is 2"),
+        (["quentin", "bob", "cy"], 2, "bad", "3 ids, but --max-ids here is 2"),
     ],
 )
 def test_ids_that_cannot_be_aligned_are_found_without_quoting_one(ids, most, level, words, tmp_path):
@@ -82,7 +82,7 @@ def test_parties_with_equal_rules_are_ready_and_all_are_informed(kits, tmp_path)
     assert diagnosis.is_ready
     assert [each.summary("align") for each in heard] == [diagnosis.summary("align")] * 3
     lines = "\n".join(diagnosis.lines())
-    assert lines.count("the package of alignments (glasu[psi]) is installed") == 4
+    assert lines.count("the package for alignments (glasu[psi]) is installed") == 4
     assert lines.count("6 different ids") == 3
     assert "p0" not in lines
     assert not (tmp_path / "server").exists()
@@ -94,4 +94,4 @@ def test_other_rules_at_one_party_are_found(kits, tmp_path):
     folders = [write_folder(tmp_path / name, ["x", "y"], rules.get(name, "")) for name in "abc"]
     diagnosis, _ = examine(kits, folders)
     assert not diagnosis.is_ready
-    assert "set id_unicode, id_case and id_whitespace in party.toml alike at all parties" in diagnosis.summary()
+    assert "use the same id_unicode, id_case and id_whitespace in party.toml at all parties" in diagnosis.summary()

@@ -216,7 +216,7 @@ def test_a_server_that_trains_refuses_a_dry_run_and_continues(kits, tmp_path):
     practice.port = cluster.port
     diagnosis = practice.visit("a").outcome()
     assert bad(diagnosis) == {("a", "server")}
-    assert "purpose: the server training, a dry run; start commands of one purpose" in diagnosis.summary()
+    assert "purpose: the server training, a dry run; start commands with the same purpose" in diagnosis.summary()
     for role in [cluster.join(name) for name in "abc"]:
         role.outcome()
     server.outcome()
@@ -228,7 +228,7 @@ def test_a_party_that_trains_is_refused_by_the_server_of_a_dry_run(practice, tmp
     error = cluster.join("a").error()
     assert isinstance(error, RefusalError)
     assert error.code == Code.OTHER_PURPOSE
-    assert "purpose: the server dry run, a training; start commands of one purpose" in str(error)
+    assert "purpose: the server dry run, a training; start commands with the same purpose" in str(error)
     assert all(role.outcome().is_ready for role in (*(practice.visit(name) for name in "abc"), server))
 
 
@@ -250,7 +250,7 @@ def test_a_party_of_a_dry_run_refuses_to_take_part_in_a_run(practice):
     server = practice.examine(kind=BeginsAnAttempt)
     roles = [Role(name, lambda name=name: join(practice.purpose(name))) for name in "abc"]
     for role in (server, *roles):
-        assert "the server started a run, but this session has none" in str(role.error())
+        assert "the server proposed an attempt, but this session runs no attempts" in str(role.error())
 
 
 def test_a_malformed_report_is_refused_and_may_come_again(practice):
@@ -368,7 +368,7 @@ def test_a_port_for_metrics_that_is_taken_is_a_finding(folders, kits, capsys):
         ),
         ("server", {"run": "00", "closed": True}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
         ("a", {"party": "a", "run": "00"}, [], "bad      folder: holds a run that started with other data"),
-        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of a run other than"),
+        ("a", {"party": "a", "run": "00"}, ["--run", "11"], "bad      folder: holds a part of another run than --run"),
         ("server", {}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a"}, [], "bad      folder: holds checkpoints of an unknown run"),
         ("a", {"party": "a", "run": "00"}, ["--fresh"], "warning  folder: holds 1 checkpoints, which --fresh"),
@@ -403,7 +403,7 @@ def test_a_broken_folder_is_a_finding_and_not_bad_input(folders, kits, capsys):
     assert main([*words(folders, kits, "a", "localhost:1"), "--wait", "0"]) == 1
     printed = capsys.readouterr()
     assert "data: its files cannot be used" in printed.out
-    assert "data, only here: " in printed.err
+    assert "data (only in this log): " in printed.err
 
 
 def test_a_kit_that_cannot_be_used_is_a_finding(folders, kits, capsys):

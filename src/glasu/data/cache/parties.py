@@ -36,7 +36,7 @@ class PartyFacts:
 def read_files(
     cache: Cache, about: Mapping[str, object], files: Sequence[Path], read: Callable[[Workspace], list[PartyData]]
 ) -> list[PartyData]:
-    """Read files; convert large files once and then open the converted data.
+    """Read files. Large files are converted once; later calls open the converted data.
 
     Args:
         cache: holds the converted data.
@@ -61,14 +61,14 @@ def compute_once(
         cache: holds the parties.
         about: all inputs that decide the result, as JSON.
         compute: makes the parties; it may write large arrays to the workspace.
-        whole: the graph that is divided among the parties. The entry does not repeat its arrays.
+        whole: the graph that is divided among the parties. The entry does not store the arrays of this graph again.
     """
     entry = cache.open(about, lambda workspace: write_parties(workspace, compute(workspace), whole))
     return open_parties(entry, whole)
 
 
 def partition_once(cache: Cache, whole: PartyData, data: DataConfig, seed: int) -> list[PartyData]:
-    """Return `partition(whole, ...)`; if the graph comes from the cache, so does its partition."""
+    """Return `partition(whole, ...)`. If the graph comes from the cache, its partition is cached, too."""
     key = whole.cache_key()
     if key is None:
         return partition(whole, data, seed)
@@ -110,7 +110,7 @@ def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: Par
 
 
 def open_parties(entry: CacheEntry, whole: PartyData | None = None) -> list[PartyData]:
-    """Return the parties of an entry; `whole` is the one that `write_parties` was given."""
+    """Return the parties of an entry; `whole` is the graph that was passed to `write_parties`."""
     arrays = {**entry.arrays, **_list_arrays(whole)}
     parties = []
     for number, plain in enumerate(entry.facts["parties"]):
@@ -145,5 +145,5 @@ def _open_party(key: str, facts: PartyFacts, arrays: Mapping[str, NDArray[Any]])
 
 
 def _list_arrays(whole: PartyData | None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the undivided graph, with names that differ from those of an entry."""
+    """Return the arrays of the undivided graph, with names that no array of an entry has."""
     return {} if whole is None else {f"whole.{name}": array for name, array in whole.arrays().items()}

@@ -79,8 +79,8 @@ class Cache:
     def open(self, about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]) -> CacheEntry:
         """Open an entry; make it first if it does not exist or is damaged.
 
-        Several processes may make one entry at the same time: the first to finish wins, and all read the same bits.
-        If the cache folder cannot be written, the entry is made in memory.
+        Several processes may make one entry at the same time. They all use the entry of the first process that
+        finishes. If the cache folder cannot be written, the entry is made in memory.
 
         Args:
             about: all inputs that decide the content, as JSON.
@@ -106,7 +106,7 @@ class Cache:
     def open_for_files(
         self, files: Sequence[Path], about: Mapping[str, object], build: Callable[[Workspace], EntryFacts]
     ) -> CacheEntry:
-        """Open or make an entry that the content of these files and `about` decide."""
+        """Open or make an entry whose content depends only on these files and on `about`."""
         before = [_identify(file) for file in files]
         digests = [self._digest_file(file, identity) for file, identity in zip(files, before, strict=True)]
 
@@ -120,7 +120,7 @@ class Cache:
         return self.open({**about, "files": digests}, build_from_unchanged_files)
 
     def is_worth_caching(self, files: Sequence[Path]) -> bool:
-        """Return whether files are large enough to convert; the reader reports missing files."""
+        """Return whether files are large enough to convert. False if a file is missing: the reader reports this."""
         return all(file.is_file() for file in files) and sum(file.stat().st_size for file in files) >= self.min_bytes
 
     def _digest_file(self, file: Path, identity: EntryFacts) -> str:
@@ -136,7 +136,7 @@ class Cache:
 
 
 def make_key(about: Mapping[str, object]) -> str:
-    """Return the name of an entry: a digest of its description and of the versions that make it."""
+    """Return the name of an entry: a digest of its description and of the versions of glasu and numpy."""
     decides = {"format": CONTENT, "glasu": __version__, "numpy": np.__version__, **about}
     return _hash_text(json.dumps(decides, sort_keys=True))[:40]
 
@@ -206,7 +206,7 @@ def _publish(temporary: Path, place: Path) -> None:
             place.rename(aside / "entry")
             temporary.rename(place)
         except OSError:
-            return  # another process was faster; the caller opens its entry
+            return  # another process was faster; the caller opens the entry of that process
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     sync_folder(place.parent)

@@ -74,7 +74,7 @@ class DataSource:
 
 
 def find_source(name: str) -> DataSource:
-    """Return the source of a data set. Any other name means a file of the user, whose `read` reports unknown names."""
+    """Return the source of a data set. An unknown name gives the source of user files, whose `read` reports errors."""
     source: DataSource
     if name.startswith(PYG_PREFIX):
         source = registry.import_attribute("glasu.data.sources.pyg:PYG", name)
@@ -86,5 +86,5 @@ def find_source(name: str) -> DataSource:
 
 
 def find_data_root(root: str | None) -> Path:
-    """Return the folder of raw files: `data.root`, or else GLASU_DATA_ROOT, or else "data". It is never written to."""
+    """Return the folder of raw files: `data.root`, or else GLASU_DATA_ROOT, or else "data". It is only read."""
     return Path(root or os.environ.get("GLASU_DATA_ROOT") or "data")

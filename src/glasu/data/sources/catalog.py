@@ -74,7 +74,7 @@ def _is_one_graph(config: RunConfig, data: Sequence[PartyData]) -> bool:
 
 
 def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[PartyData]:
-    """Divide or keep the data, so that each party has the edges and features that the method requires."""
+    """Divide the data if it is one graph. Return parties with the edges and features that the method requires."""
     settings, method = config.data, find_method(config)
     chosen: Partition = registry.load("partition", settings.partition)
     where = repr(settings.name or "data.parties")
@@ -94,7 +94,10 @@ def _divide(config: RunConfig, data: list[PartyData], cache: Cache) -> list[Part
 
 
 def _read(config: RunConfig, cache: Cache, *, with_labels: bool) -> tuple[list[PartyData], tuple[str, ...]]:
-    """Return the data set with splits and, if it consists of parties, with labels at the parties of `train.labels`."""
+    """Return the data set with its splits, and the notes about it.
+
+    If the data set consists of parties, only the parties that `train.labels` selects keep their labels.
+    """
     if config.data.parties:
         return _read_folders(config, cache, with_labels=with_labels), ()
     source = find_source(config.data.name)
@@ -119,7 +122,7 @@ def _read_folders(config: RunConfig, cache: Cache, *, with_labels: bool) -> list
 
 
 def _refuse_mixed_alignments(parties: Sequence[PartyData], folders: Sequence[str]) -> None:
-    """Refuse folders of which only some are aligned, or not together: they would train on other nodes."""
+    """Refuse folders if only some of them are aligned, or if they were not aligned together: their nodes may differ."""
     aligned = [folder for folder, party in zip(folders, parties, strict=True) if party.alignment_key is not None]
     if aligned and len(aligned) < len(folders):
         others = ", ".join(folder for folder in folders if folder not in aligned)
@@ -129,13 +132,13 @@ def _refuse_mixed_alignments(parties: Sequence[PartyData], folders: Sequence[str
         )
     if len({party.alignment_key for party in parties}) > 1:
         raise AlignmentError(
-            f"data.parties: {ALIGNMENT_FILE} in {', '.join(folders)} is of different alignments; run glasu align with "
-            "all of these folders."
+            f"data.parties: {ALIGNMENT_FILE} in {', '.join(folders)} comes from different alignments; run glasu align "
+            "with all of these folders."
         )
 
 
 def _align(parties: Sequence[PartyData], cache: Cache) -> list[PartyData]:
-    """Return `align_in_clear(parties)`; if the parties come from the cache, so does the result."""
+    """Return `align_in_clear(parties)`. If the parties come from the cache, the result is cached, too."""
     keys = [party.cache_key() for party in parties]
     if None in keys or len({party.ids_digest() for party in parties}) == 1:
         return align_in_clear(parties)
@@ -143,7 +146,7 @@ def _align(parties: Sequence[PartyData], cache: Cache) -> list[PartyData]:
 
 
 def _choose_splits(party: PartyData, source: DataSource, config: RunConfig) -> Splits:
-    """Return the splits of `data.split`: the public ones, those of the paper, or fractions."""
+    """Return the splits that `data.split` selects: the public splits, the splits of the paper, or fractions."""
     name, split, seed = config.data.name, config.data.split, config.data_seed
     if party.labels is None:
         raise DataError(f"data.name={name!r}: has no labels to learn from.")

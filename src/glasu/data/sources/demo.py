@@ -1,10 +1,10 @@
 """The paper's example as random data: three departments of a news service predict the interests of their users.
 
-A user mostly follows people of one profession. Insiders are interested in the field of these people, outsiders in the
-opposite field. So an interest depends on a combination: on the followed users (department "follower"), on their
-professions ("profile"), and on how the user reads ("reading"). No department can learn it alone,
-and an average of their predictions cannot express it. Followed users do not share the interest of their followers, so
-smoothing the average over the network does not help.
+A user mostly follows people of one profession. Some users (insiders) are interested in the field of these people, the
+other users (outsiders) in the opposite field. So an interest depends on a combination of three facts: the followed
+users (known to the department "follower"), their professions ("profile"), and how the user reads ("reading"). No
+department can learn the interest alone, and an average of the departments' predictions cannot express it. Followed
+users do not share the interest of their followers, so smoothing the average over the network does not help.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SURPRISING = 0.08  # the share of users whose interest is independent of all dat
 SPLIT = (0.4, 0.2, 0.4)
 NUM_COLUMNS = 8  # feature columns of "profile" and of "reading"
 CLARITY = 4.0  # distance of the centres of professions and of habits from the origin; noise has variance 1 per column
-HINT = 0.6  # distance of the centres of interests from the origin: profiles and reading habits reveal a little
+HINT = 0.6  # distance of the centres of interests from the origin; profiles and reading habits reveal a little
 NUM_FOLLOWED = 12.0  # users that a user follows, on average
 LOYALTY = 0.85  # the share of followed users drawn from the field that the user follows
-TAIL = 1.0  # sigma of the log-normal popularity of users: some have hundreds of followers
+TAIL = 1.0  # sigma of the log-normal popularity of users; with this value, some users have hundreds of followers
 
 
 def draw_news_service(seed: int, num_users: int = 2400) -> list[PartyData]:

@@ -1,9 +1,10 @@
 """HeriGraph (Venice, Suzhou, Amsterdam) from its published CSV files, joined by the posts' ids.
 
-The three files list the posts in different orders. Visual_Features.csv holds `ID`, `IO_Type` and 982 numbers, of which
-three blocks are used: 0-511 (hidden layer), 515-879 (scenes), 880-981 (SUN attributes); 512-514 describe faces.
-Attribute_Labels.csv holds `ID`, nine soft labels and `labelled`. Edge_List.csv holds the ends `0` and `1` and one
-similarity per relation, 0 if the relation does not link them. Columns are separated by tabs or by commas.
+The three files list the posts in different orders. Visual_Features.csv holds `ID`, `IO_Type` and 982 numbers. Three
+blocks of these numbers are used: 0-511 (hidden layer), 515-879 (scenes), 880-981 (SUN attributes). The numbers 512-514
+(faces) are not used. Attribute_Labels.csv holds `ID`, nine soft labels and `labelled`. Edge_List.csv holds the ends of
+an edge in the columns `0` and `1`, and one similarity per relation. It is 0 if the relation does not link the ends.
+Columns are separated by tabs or by commas.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ REPLACED = (
 def read_herigraph(folder: Path) -> list[PartyData]:
     """Read the three files of a city; nodes are in the order of their ids.
 
-    Labels are the argmax of the soft labels if `labelled` is true, else -1. The edges of a relation are weighted by its
-    similarity, and each relation has one block of image features: temporal and hidden layer, social and scenes,
-    spatial and attributes.
+    Labels are the argmax of the soft labels if `labelled` is true, else -1. The similarity of a relation is the weight
+    of its edges. Each relation has one block of image features: the temporal relation has the hidden layer, the social
+    relation has the scenes, and the spatial relation has the attributes.
     """
     visual, ids = _read_visual(folder / VISUAL_FILE)
     order = np.argsort(np.asarray(ids), kind="stable")
@@ -129,9 +130,9 @@ def _find_posts(table: Table, name: str, ids: Any) -> NDArray[np.int64]:
 
 
 def _make_source(city: str, nodes: int, edges: int) -> DataSource:
-    """Return the source of a city, which is read from its CSV files or from an `.npz` file with other features.
+    """Return the source of a city. It reads the CSV files, or an `.npz` file that has other features.
 
-    The name "venice" means the CSV files if there are any, "heri_venice" always means the `.npz` file.
+    The name "venice" prefers the CSV files; "heri_venice" prefers the `.npz` file.
     """
 
     def read(config: RunConfig, cache: Cache) -> RawData:

@@ -55,7 +55,7 @@ def read_arrays(path: Path, *, without: tuple[str, ...] = ()) -> dict[str, NDArr
 
 
 def read_npz(path: Path) -> list[PartyData]:
-    """Read a file of the format above; see `make_parties`."""
+    """Read a file in the format above; see `make_parties`."""
     arrays = read_arrays(path, without=("y_soft", "y_value"))
     names = np.atleast_1d(arrays.get("relations", np.empty(0, str))).tolist()
     needed = ("y", "relations", *(f"edges_{name}" for name in names), *FEATURES)
@@ -101,7 +101,7 @@ def make_parties(
 ) -> list[PartyData]:
     """Return one party per relation (a, b, c, ...), with its own feature columns.
 
-    One relation gives the whole graph.
+    If there is only one relation, return the whole graph as the party "all".
     """
     names = [name_client(client) for client in range(len(graphs))] if len(graphs) > 1 else ["all"]
     return [
@@ -111,7 +111,7 @@ def make_parties(
 
 
 def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise DataError for all arrays with wrong dimensions or a wrong type of values."""
+    """Raise one DataError that lists all arrays with wrong dimensions or a wrong type of values."""
     names = np.atleast_1d(arrays["relations"]).tolist()
     checks = [
         ("y", arrays["y"].ndim == 1 and arrays["y"].dtype.kind in "iuf", "one class number or float per node"),
@@ -131,7 +131,7 @@ def _check_kinds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _divide_columns(features: sp.csr_array, bounds: NDArray[np.integer] | None, count: int) -> tuple[Features, ...]:
-    """Divide the columns at the bounds; if these do not give `count` blocks, into nearly equal blocks."""
+    """Divide the columns at the bounds. If the bounds do not give `count` blocks, return nearly equal blocks."""
     columns = features.shape[1]
     if columns < count:
         raise DataError(f"{columns} feature columns cannot be divided among {count} relations.")
@@ -150,7 +150,10 @@ def _find_class_names(labels: Labels, names: NDArray[Any] | None) -> tuple[str, 
 
 
 def _read_splits(path: Path, arrays: Mapping[str, NDArray[Any]], labels: Labels) -> Splits | None:
-    """Return the labelled nodes of the splits, which the file holds as positions or masks; None if it has no splits."""
+    """Return the splits in the file, without unlabelled nodes; None if the file has no splits.
+
+    The file stores each split as a list of positions or as a mask.
+    """
     for keys in STORED_SPLITS:
         if all(key in arrays for key in keys):
             parts = []
@@ -177,7 +180,7 @@ def read_npz_once(path: Path, cache: Cache) -> list[PartyData]:
 
 
 def _make_source(origin: str = "", per_class: int | None = None) -> DataSource:
-    """Return the source of an `.npz` file below the data root; `origin` names the files from which users make it."""
+    """Return the source of an `.npz` file below the data root. Users make this file from the files at `origin`."""
 
     def read(config: RunConfig, cache: Cache) -> RawData:
         name, root = config.data.name, find_data_root(config.data.root)

@@ -26,7 +26,7 @@ class Planetoid:
     """One data set of Planetoid."""
 
     name: str  # as PyG spells it
-    digest: str  # SHA-256 of the digests of all raw files; they are pickles, so a download must have a known digest
+    digest: str  # SHA-256 of the digests of all raw files; checked after a download, because the files are pickles
 
     @property
     def files(self) -> list[str]:

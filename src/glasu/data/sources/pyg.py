@@ -45,7 +45,7 @@ def split_vertically(
     concentration: float = 1.0,
     correlation: float = 0.5,
 ) -> list[PartyData]:
-    """Divide a PyG graph among clients named a, b, c, ...; the arguments are keys of [data]."""
+    """Divide a PyG graph among clients named a, b, c, ...; for the arguments, see the keys of [data]."""
     settings = DataConfig(
         num_clients=num_clients,
         edge_fraction=edge_fraction,
@@ -124,7 +124,7 @@ def _required_parameters(maker: type) -> set[str]:
 
 
 def _construct(maker: Any, arguments: dict[str, str], name: str) -> Any:
-    """Let PyG download and convert a data set; on failure, name the files and the folder for them."""
+    """Let PyG download and convert a data set. If this fails, the error names the missing files and their folder."""
     from torch_geometric.data import Dataset
 
     wanted: dict[str, Any] = {}
@@ -183,7 +183,7 @@ def _convert_weights(data: Data) -> NDArray[np.floating] | None:
 def _convert_labels(y: Any) -> tuple[Labels | None, tuple[str, ...]]:
     """Return labels and the class names 0, 1, ...; several columns mean several labels per node.
 
-    If one column of floats has values that are not class numbers, it holds numbers to predict.
+    If `y` is a single column of floats, and some of them are not class numbers, it contains numbers to predict.
     """
     if y is None:
         return None, ()

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 RAW_FILES = ("reddit_data.npz", "reddit_graph.npz")
 URL = "https://data.dgl.ai/dataset/reddit.zip"
-REDDIT_SPLIT = (0.66, 0.10, 0.24)  # 66 % as in the paper; the other shares are those of the public split
+REDDIT_SPLIT = (0.66, 0.10, 0.24)  # 66 % as in the paper; the other shares as in the public split
 STAND_IN = {"num_nodes": 232_965, "average_degree": 492.0, "num_features": 602, "num_classes": 41}  # for "synthetic"
 
 
 def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:
     """Read `reddit_data.npz` (feature, label, node_types) and `reddit_graph.npz` (a scipy matrix) from a folder.
 
-    The splits are the public ones: node_types 1, 2 and 3 mean train, validation and test. The graph is made in the
-    workspace. The features and the stored matrix must fit into memory.
+    The result has the public splits: node_types 1, 2 and 3 mean train, validation and test. The workspace stores the
+    graph. The features and the stored matrix must fit into memory.
     """
     missing = [name for name in RAW_FILES if not (folder / name).is_file()]
     if missing:

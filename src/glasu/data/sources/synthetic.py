@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 HOMOPHILY = 0.7  # the share of edges drawn within a class; the other edges ignore classes
 SEPARATION = 2.0  # distance of the class centres from the origin; the noise has unit variance in every direction
-CHUNK = 1 << 22  # edges or feature values per draw; with another value, the graph is different
+CHUNK = 1 << 22  # edges or feature values per draw; another value gives a different graph
 
 
 def draw_graph(config: RunConfig, workspace: Workspace | None = None, chunk: int = CHUNK) -> PartyData:
     """Draw a stochastic block graph of the sizes in `config.data`, without splits.
 
-    It takes O(N d + E) time. Features and graph are made in the workspace. In addition, it needs O(N + chunk) memory
-    and, in the workspace, 8 bytes per directed edge until the end.
+    Drawing takes O(N d + E) time. The workspace stores features and graph. Until the end, it also stores 8 bytes per
+    directed edge. In addition, drawing needs O(N + chunk) memory.
 
     Args:
         config: sizes and seed.
-        workspace: receives features and graph.
+        workspace: stores features and graph; None: in memory.
         chunk: edges or feature values per draw.
     """
     data, rng = config.data, Stream(config.data_seed, "synthetic").numpy()
@@ -54,7 +54,7 @@ def _read(config: RunConfig, cache: Cache) -> RawData:
     """Draw the graph. A large graph is drawn once and then opened from the cache."""
     data = config.data
     num_bytes = 4 * data.num_nodes * (data.average_degree + data.num_features)
-    if num_bytes < 4 * cache.min_bytes:  # drawing takes a quarter of the time of reading files
+    if num_bytes < 4 * cache.min_bytes:  # drawing is four times as fast as reading files
         return RawData([draw_graph(config)])
     sizes = {key: getattr(data, key) for key in ("num_nodes", "average_degree", "num_features", "num_classes")}
     about = {"kind": "synthetic", "seed": config.data_seed, **sizes}
@@ -108,7 +108,7 @@ def _draw_ends(
 
 
 def _count_with_replacement(wanted: float, possible: float) -> int:
-    """Return the number of draws with replacement that give about `wanted` different pairs of `possible` ones."""
+    """Return the number of draws with replacement from `possible` pairs that give about `wanted` different pairs."""
     if possible < 1:
         return 0
     return round(-possible * math.log1p(-min(wanted / possible, 0.95)))

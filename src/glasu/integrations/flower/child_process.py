@@ -1,7 +1,8 @@
 """Run a glasu command that ends when its parent ends: python -m glasu.integrations.flower.child_process join ...
 
-The parent holds the other end of standard input and writes nothing to it. The system closes it when the parent ends,
-even after kill -9. This module does not import Flower: Flower imports gRPC, and the TLS 1.3 setting must come first.
+Standard input of this process is a pipe from the parent, which writes nothing to it. The operating system closes the
+pipe when the parent ends, even after kill -9. This module does not import Flower, because Flower imports gRPC, and TLS
+1.3 must be required before that (`glasu.pki.tls`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def end_with_parent() -> None:
 
 
 def end_run(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise an error, which a server sends to its parties. They must not wait, because Flower does not restart them."""
+    """Raise an error. A server sends it to the parties, so that they do not wait: Flower restarts no process."""
     raise TransportError(
         "Flower ended this run, or the process that ran it. The last checkpoint is kept; `flwr run` with the same "
         "session resumes from it."

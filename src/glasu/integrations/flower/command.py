@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 CHILD = [sys.executable, "-m", "glasu.integrations.flower.child_process"]
-GRACE = 20.0  # seconds for a command to exit after SIGINT; a server needs less time to notify its parties
+GRACE = 20.0  # seconds for a command to exit after SIGINT; this is enough for a server to notify its parties
 
 
 def print_line(line: str) -> None:

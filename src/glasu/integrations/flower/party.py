@@ -1,6 +1,6 @@
 """ClientApp: one Flower message starts `glasu join`, which sends all tensors on a separate gRPC stream.
 
-The config of the node and the kit name the party, its data and its server. The message names only the session.
+The node config and the kit determine the party, its data and its server. The message contains only the session.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def make_reply(report: FinishedPart) -> RecordDict:
 
 
 def train(message: Message, context: Context) -> Message:
-    """Take part in the session that the message names, to its end.
+    """Run this party's part of the session in the message, and return the reply.
 
-    Flower sends the text of an exception to the server. So the exception has no details; they are in the log here.
+    Flower sends the text of an exception to the server. So the exception contains no details. This party's log has
+    them.
     """
     try:
         report = take_part(PartySettings.read(context.node_config, message.content["session"]))

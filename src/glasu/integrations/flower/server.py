@@ -1,6 +1,6 @@
 """ServerApp: run `glasu serve`, send one message to every node, and wait until all have finished.
 
-Flower carries these messages and the logs. All tensors are sent on the gRPC streams of `glasu serve`.
+Flower transmits only these messages and the logs. All tensors are sent on the gRPC streams of `glasu serve`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def wait_for_nodes(grid: Grid, roster: Sequence[str], wait: float, serving: Chil
             return nodes
         if time.monotonic() > deadline:
             raise TransportError(
-                f"after {wait:.0f} s, {len(nodes)} of the SuperNodes of {', '.join(roster)} are online."
+                f"after {wait:.0f} s, only {len(nodes)} of {len(roster)} SuperNodes ({', '.join(roster)}) are online."
             )
         check_alive(serving)
         time.sleep(PAUSE)

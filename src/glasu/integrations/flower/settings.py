@@ -1,7 +1,7 @@
 """Settings of the Flower apps: the run config configures the server, the node config configures a party.
 
-A message to a party contains the name of the session, which becomes a subfolder of its output folder, and the id of the
-run. The party joins no other run.
+A message to a party contains the name of the session and the id of the run. The name becomes a subfolder of the party's
+output folder. The party joins only the run with this id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Session:
     """The contents of the message to a party."""
 
     name: str
-    run: str  # a node may receive a message late, when another run uses the same address
+    run: str  # sent because a node may receive a message late, when another run uses the same address
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -37,7 +37,7 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Arguments of `glasu serve`. Paths belong to the machine of the ServerApp."""
+    """Arguments of `glasu serve`. Paths refer to the machine of the ServerApp."""
 
     session: str
     run: Text  # the run file
@@ -69,7 +69,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PartySettings:
-    """Arguments of `glasu join`. Paths belong to the machine of the SuperNode."""
+    """Arguments of `glasu join`. Paths refer to the machine of the SuperNode."""
 
     party: Text
     server: Text
@@ -82,7 +82,7 @@ class PartySettings:
 
     @classmethod
     def read(cls, config: Mapping[str, Value], message: Mapping[str, object]) -> PartySettings:
-        """Read the node config of the SuperNode, and only the session from the message."""
+        """Read the settings from the node config of the SuperNode. Only the session is read from the message."""
         session = {key: message[key] for key in ("name", "run") if key in message}
         return read_record(cls, {**config, "session": session}, "--node-config")
 

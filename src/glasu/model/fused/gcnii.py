@@ -1,7 +1,7 @@
-"""A training step through gcnii's layers with hand-written gradients: `FusedStep`.
+"""`FusedStep`: a training step of a gcnii network with hand-written gradients.
 
-Up to rounding, it has the same results as `AutogradStep`, with fewer passes over memory and without an autograd tape.
-For small blocks it is several times as fast. Weights change only at the end of a step, after all gradients are known.
+Its results equal those of `AutogradStep` up to rounding. It needs fewer passes over memory and no autograd tape, so it
+is several times as fast for small blocks. Weights change only at the end of a step, after all gradients are known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Linear:
     weight: Tensor
     transposed: Tensor  # W^T
     bias: Tensor
-    target: Tensor  # the backward pass writes dL/dW here: the gradient, or the weight itself (see `FusedWeights`)
+    target: Tensor  # the tensor that the backward pass changes: the gradient, or the weight itself (see `FusedWeights`)
     at_bias: Array  # the gradient at the bias
 
     @classmethod
@@ -106,7 +106,7 @@ class FusedWeights:
 
 
 def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
-    """Return the parts of the weight vector that do not contain these weights."""
+    """Return the parts of the weight vector outside the given weights."""
     parts, end = [], 0
     for weight in sorted(weights, key=Tensor.storage_offset):
         start = int(weight.storage_offset())
@@ -117,7 +117,7 @@ def _list_other_parts(weights: Sequence[Tensor]) -> list[slice]:
 
 
 class _Saved(NamedTuple):
-    """The values of the forward pass of one layer that its backward pass needs."""
+    """The values that one layer's backward pass needs from its forward pass."""
 
     read: Tensor  # the input of the dense product
     made: Array  # the output
@@ -126,9 +126,9 @@ class _Saved(NamedTuple):
 
 
 class FusedStep(Step):
-    """gcnii on sparse blocks. With P = A (H * mask) + s H0, a layer computes H+ = ReLU(k P + t P W).
+    """A step of gcnii on sparse blocks. With P = A (H * mask) + s H0, a layer computes H+ = ReLU(k P + t P W).
 
-    Its gradients, with G = dL/dH+ where H+ > 0, else 0:
+    Let G be dL/dH+ where H+ > 0, and 0 elsewhere. The gradients of the layer are:
 
         R = dL/dP = k G + t G W^T      dL/dW = t P^T G      dL/dH0 = s R      dL/dH = (A^T R) * mask
     """
@@ -151,11 +151,12 @@ class FusedStep(Step):
         super().__init__(inputs, dropout)
         self.weights, self.pending, self.descent = weights, weights.pending, descent
         self._saved: dict[int, _Saved] = {}
-        # (target, P, G): the end of the backward pass writes dL/dW = P^T G to the target, or adds it.
+        # (target, P, G): at the end of the backward pass, dL/dW = P^T G is written to the target. If the target is the
+        # weight itself, the weight is updated instead (see `descent`).
         self._products: list[tuple[Tensor, Tensor, Tensor]] = []
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
-        # The sum of the gradients at H0 from the layers so far, at the rows of the layer that was processed last.
+        # The gradient at H0, summed over the layers that are already processed, at the output rows of the last of them.
         self._at_initial: Array | None = None
 
     def encode(self) -> Hidden:
@@ -222,7 +223,7 @@ class FusedStep(Step):
         at_support = torch.mm(factor, own.transposed).numpy()
         about = share, kept, saved.made, found, at_support, more, places
         kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
-        # dL/dW is computed at the end of the step. In place, it would change W before lower layers have used it.
+        # dL/dW is computed at the end of the step, because in place it changes W, and no weight may change earlier.
         self._products.append((own.target, saved.read, factor))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), saved.norm)
@@ -245,14 +246,14 @@ class FusedStep(Step):
             torch.addmm(target, read.t(), factor, beta=kept, alpha=taken, out=target)
 
     def _drops(self, layer: int, read: Array) -> kernels.Drops:
-        """Return the dropout mask of a layer's input. The forward pass draws bytes that the backward pass reuses."""
+        """Return the dropout mask of a layer's input. Its random bytes are drawn once, in the forward pass."""
         mask, kind = self.dropout.mask(layer), read.dtype.type
         if mask is None:
             return *NO_KEY, np.uint8(0), kind(1), NO_DRAWS
         return mask.low, mask.high, mask.threshold, kind(mask.scale), np.empty(read.shape, np.uint8)
 
     def _normalize(self, layer: int, hidden: Tensor) -> tuple[Array, Norm | None]:
-        """Apply the layer norm of `ClientModel.layer_input`; return the result, and the values for its gradient."""
+        """Apply the layer norm of `ClientModel.layer_input`; return the result and the values for its backward pass."""
         if layer == 0 or not self.weights.norms:
             return hidden.contiguous().numpy(), None
         norm = self.weights.norms[layer - 1]

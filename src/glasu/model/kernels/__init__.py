@@ -1,7 +1,7 @@
 """The inner loops of sampling and of layers, compiled by numba.
 
 The loops are in `loops.py`. It is imported when a loop is first used, because importing numba takes a second and the
-server never needs it. Numba compiles a loop when it is first called, and again for arguments of other types.
+server never needs it. Numba compiles a loop on its first call, and again when it is called with new argument types.
 
 `labels` is a scratch array of the caller: one int32 per node, all -1. A kernel resets every entry that it changed, so
 the cost of a call does not grow with the graph. Two threads must not use the same array at the same time.

@@ -16,7 +16,7 @@ from glasu.randomness import FIRST, GOLDEN, SECOND
 from glasu.wire.encodings import Array
 
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
-Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a mask: two halves of a key, threshold, scale, bytes
+Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a dropout mask: key halves, threshold, scale, random bytes
 S11, S27, S30, S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 LOWEST = np.uint64(0xFF)
 
@@ -49,7 +49,7 @@ def _below(word: np.uint64, bound: int) -> Any:
 def draw_numbers(low: np.uint64, high: np.uint64, population: int, numbers: Array) -> bool:
     """Write sorted random numbers below `population`; return whether they are distinct.
 
-    If they are, they equal the result of `randomness.draw_distinct` with this key.
+    If the numbers are distinct, they equal the result of `randomness.draw_distinct` with this key.
     """
     for k in range(len(numbers)):
         numbers[k] = _below(_word(low, high, k), population)
@@ -81,7 +81,7 @@ def draw_neighbors(
 ) -> tuple[Array, Array, Array, Array]:
     """Draw up to `fanout` edges into each target; return (nodes, starts, edges, scale) of a `Draw`.
 
-    The targets are sorted.
+    The targets must be sorted.
     """
     starts = np.empty(len(targets) + 1, np.int64)
     starts[0] = 0
@@ -153,7 +153,10 @@ def list_neighbors_outside(indptr: Array, indices: Array, targets: Array, labels
 def list_edges_between(
     indptr: Array, indices: Array, targets: Array, others: Array, labels: Array
 ) -> tuple[Array, Array, Array]:
-    """List the edges into the targets from targets and from `others`; return (starts, edges, whether from `others`)."""
+    """List the edges into `targets` from `targets` and `others`; return (starts, edges, outside).
+
+    `outside` states for each edge whether it comes from `others`.
+    """
     most = 0
     for node in others:
         labels[node] = 1
@@ -196,8 +199,8 @@ def fill_block(
     values: Array,
     positions: Array,
 ) -> None:
-    """Write the rows of a block (see `Adjacency`): the self loop of a row first, then its drawn edges."""
-    everything = len(nodes) == len(labels)  # True: the position of a node is its number
+    """Write the rows of a block (see `Adjacency`). In each row, the self loop precedes the drawn edges."""
+    everything = len(nodes) == len(labels)  # then the position of a node is its number
     if not everything:
         for position in range(len(nodes)):
             labels[nodes[position]] = position
@@ -232,7 +235,7 @@ def fill_block(
 
 @compile_loop
 def find_distinct(numbers: Array, labels: Array) -> Array:
-    """Return the distinct values of `numbers`, which are node numbers, in any order."""
+    """Return the distinct node numbers in `numbers`, in any order."""
     fresh = np.empty(min(len(numbers), len(labels)), np.int64)
     found = 0
     for number in numbers:
@@ -291,7 +294,7 @@ def add_transposed(indptr: Array, indices: Array, data: Array, dense: Array, tot
 
 @compile_loop
 def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
-    """Write the random bytes of a key: eight per word, lowest first."""
+    """Write the random bytes of a key: eight bytes per random word, the lowest byte first."""
     whole = len(draws) // 8
     words = draws[: 8 * whole].view(np.uint64)
     for k in range(whole):
@@ -304,7 +307,7 @@ def fill_bytes(low: np.uint64, high: np.uint64, draws: Array) -> None:
 
 @compile_loop
 def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, mask: Array) -> None:
-    """Write a dropout mask: `scale` where a random byte of the key reaches the threshold, else 0."""
+    """Write a dropout mask: `scale` where the random byte is at least `threshold`, else 0."""
     draws = np.empty(len(mask), np.uint8)
     fill_bytes(low, high, draws)
     zero = scale - scale
@@ -312,8 +315,8 @@ def fill_mask(low: np.uint64, high: np.uint64, threshold: np.uint8, scale: Any, 
         mask[k] = scale if draws[k] >= threshold else zero
 
 
-# Layers. Each loop finishes one row before it reads the next, while the row is in the cache. The gain of single loops
-# over torch and numpy has not been measured; to measure it for a whole round, compare two checkouts with
+# Layers. Each loop finishes one row before it reads the next, so that the row stays in the processor's cache. The speed
+# of single loops has not been compared with torch and numpy. To compare whole rounds of two checkouts, run
 # `benchmarks/compare_trees.py --cases 'round: Q = 1, lean'`.
 
 
@@ -348,7 +351,7 @@ def relu_linear_gradients(
 ) -> None:
     """Compute the gradients of `relu_linear`: target <- kept * target + taken * dL/dweight, bias <- dL/dbias.
 
-    The gradient at the result is `gradient`, plus `more` at the rows `places`.
+    The gradient at the result is `gradient`, with `more` added at the rows `places`.
     """
     indptr, indices, data = matrix
     if kept == 0:
@@ -379,8 +382,8 @@ def gcnii_support(
 ) -> None:
     """Write share * initial[rows] + matrix @ (hidden * mask).
 
-    The mask is that of `fill_mask`. Its random bytes are written into `draws`, one per value of `hidden`, because the
-    backward pass must use the same mask again. An empty `draws` means no mask.
+    The mask equals the result of `fill_mask`. Its random bytes are written into `draws`, one per value of `hidden`,
+    because the backward pass needs the same mask. An empty `draws` means no mask.
     """
     indptr, indices, data = matrix
     low, high, threshold, scale, draws = drops
@@ -404,7 +407,7 @@ def gcnii_support(
 
 @compile_loop
 def gcnii_result(support: Array, kept: Any, transformed: Any, result: Array) -> None:
-    """Write ReLU(kept * support + transformed * result) into `result`, which holds support @ weight."""
+    """Write ReLU(kept * support + transformed * result) into `result`. On entry, `result` contains support @ weight."""
     zero = kept - kept
     for row in range(len(result)):
         total, own = result[row], support[row]
@@ -439,8 +442,9 @@ def gcnii_gradients(
 ) -> None:
     """Write the gradients of `gcnii_support` at hidden and at initial[rows] into `at_hidden` and `at_initial`.
 
-    On entry `at_support` holds the part of the gradient at the support that passed through the weights. This function
-    adds the other part. Later layers contribute `more` to `at_initial`, at the rows `places`.
+    The gradient at the support has two parts. On entry, `at_support` contains the part from support @ weight. This
+    function adds the part from kept * support. It also adds `more`, the contribution of later layers, to the rows
+    `places` of `at_initial`.
     """
     indptr, indices, data = matrix
     _, _, threshold, scale, draws = drops
@@ -519,7 +523,7 @@ def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
 
 @compile_loop
 def sgd_step(weights: Array, gradients: Array, velocity: Array, rate: Any, momentum: Any, decay: Any) -> None:
-    """Take a step of SGD. Weight decay is part of the gradient. Without momentum `velocity` is empty."""
+    """Take a step of SGD. Weight decay is added to the gradient. Without momentum, `velocity` is empty."""
     if len(velocity):
         for k in range(len(weights)):
             velocity[k] = momentum * velocity[k] + (gradients[k] + decay * weights[k])
@@ -542,7 +546,7 @@ def adam_step(
     epsilon: Any,
     decay: Any,
 ) -> None:
-    """Take a step of Adam. `rate` and `length` correct the bias of the moments; decay is part of the gradient."""
+    """Take a step of Adam. `rate` and `length` include its bias correction. Weight decay is added to the gradient."""
     one = length / length
     for k in range(len(weights)):
         gradient = gradients[k] + decay * weights[k]

@@ -1,6 +1,6 @@
-"""A dry run of an alignment: check the extra, and each party's ids, their rules and their number. No id is sent.
+"""A dry run of an alignment: check the optional package, and the number and normalisation of each party's ids.
 
-The findings of a party contain the number of its ids, which an alignment reveals to all roles, but no id.
+No id is sent. The findings of a party contain the number of its ids. An alignment reveals this number as well.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from glasu.network.purposes import ALIGNMENT_DRY_RUN
 
 
 def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding, str | None]:
-    """Check that the ids of a party can be aligned; return the finding, and the rules that normalise them.
+    """Check that the ids of a party can be aligned. Return the finding, and the rules that normalise the ids.
 
     Args:
         folder: the folder of the party.
-        max_ids: the size of the largest set that is accepted.
-        log: the log of this party; the complete error is written to it.
+        max_ids: the maximum number of ids.
+        log: the log of this party; receives the complete error.
     """
     try:
         manifest, ids = read_normalized_ids(folder)
@@ -33,7 +33,7 @@ def check_ids(folder: Path, max_ids: int, log: logging.Logger) -> tuple[Finding,
         return explain_error("ids", error, log, "its ids cannot be aligned; see that party's log"), None
     rules = str(manifest.id_rules)
     if len(ids) > max_ids:
-        return Finding("ids", "bad", f"{len(ids)} ids, and --max-ids here is {max_ids}; raise it everywhere"), rules
+        return Finding("ids", "bad", f"{len(ids)} ids, but --max-ids here is {max_ids}; raise it everywhere"), rules
     return Finding("ids", "good", f"{len(ids)} different ids, none of them empty; rules: {rules}"), rules
 
 
@@ -43,10 +43,10 @@ class AlignmentDryRunParty(DryRunParty):
     purpose = ALIGNMENT_DRY_RUN
 
     def __init__(self, options: JoinOptions, max_ids: int, own: Sequence[Finding] = ()) -> None:
-        """Check the ids of the party whose folder is `options.out`."""
+        """Check the ids in the party's folder, `options.out`."""
         finding, self._rules = check_ids(options.out, max_ids, options.log)
         super().__init__(options, None, (*own, check_group(options.log), finding))
 
     def facts(self) -> Facts:
-        """Return the facts of this party. About its ids they state only the rules that normalise them."""
+        """Return the facts of this party. The only fact about its ids is how they are normalised."""
         return collect_server_facts(self.purpose, id_rules=self._rules)

@@ -22,15 +22,15 @@ from glasu.protocol.client import Client
 from glasu.runtime.client_ledger import check_training
 from glasu.timing import Stopwatch
 
-FILES = 3  # two checkpoints are kept while a third is written
-TENSORS = 4  # weights, two moments of the optimizer, the selected weights
+FILES = 3  # number of checkpoint files at the same time: two are kept while a third is written
+TENSORS = 4  # tensors of the size of the weights in a checkpoint: weights, two moments, the selected weights
 SPARE = 16 << 20  # bytes for the report, and for file sizes that the file system rounds up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
-    """Check features and edges. The numbers of features and edges are logged here and not sent.
+    """Check features and edges. Their numbers are logged here and not sent to other roles.
 
-    Their sizes fit each other: `PartyData` refuses other data.
+    The sizes of features and edges fit the number of nodes, because `PartyData` refuses other data.
     """
     graph, features = party.graph, party.features
     isolated = int(np.count_nonzero(np.diff(graph.indptr) == 0))
@@ -46,12 +46,12 @@ def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
 
 def _check_edges(graph: Graph) -> Finding:
     if graph.num_edges == 0:
-        return Finding("edges", "warning", "there are none: this party contributes features only")
+        return Finding("edges", "warning", "there are no edges, so this party contributes only features")
     pieces = (graph.indices[indptr[0] : indptr[-1]] for _, indptr in graph.node_pieces())
     wrong = sum(int(np.count_nonzero((sources < 0) | (sources >= graph.num_nodes))) for sources in pieces)
     if wrong:
-        return Finding("edges", "bad", f"{wrong} of them name nodes that do not exist; read the files again")
-    return Finding("edges", "good", "all of them connect two of its nodes")
+        return Finding("edges", "bad", f"{wrong} edges name nodes that do not exist; read the files again")
+    return Finding("edges", "good", "every edge connects two nodes of this party")
 
 
 def check_settings(
@@ -96,7 +96,7 @@ def _check_labels(party: PartyData) -> list[Finding]:
     counts = ", ".join(f"{len(labels)} of {len(parts[name])} {name} nodes" for name, labels in known.items())
     text = f"labels for {counts}"
     if empty := [name for name, labels in known.items() if len(labels) == 0]:
-        return [Finding("labels", "warning", f"{text}; enlarge the split: no label for {' or '.join(empty)}")]
+        return [Finding("labels", "warning", f"{text}; no label for {' or '.join(empty)}, so enlarge the split")]
     if party.has_numeric_labels:
         return [Finding("labels", "good", f"{text}; they are numbers")]
     labels = known["training"]

@@ -35,16 +35,16 @@ from glasu.runtime.checkpointing import SUFFIX
 from glasu.runtime.output_dir import JOINING, SERVING
 
 EXPIRES_SOON = timedelta(days=30)
-CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; the validity of a certificate begins 5 minutes before it is made
+CLOCK_DIFFERS, CLOCK_IS_WRONG = 10.0, 300.0  # seconds; a certificate is valid from 5 minutes before its issue
 
 
 def log_detail(log: logging.Logger, check: str, detail: str) -> None:
     """Log facts of this role that are not sent to other roles."""
-    log.info("%s, only here: %s", check, detail)
+    log.info("%s (only in this log): %s", check, detail)
 
 
 def explain_error(check: str, error: GlasuError, log: logging.Logger, text: str = "") -> Finding:
-    """Return the finding for an error. All roles see `text` or the public message; the log has the complete message."""
+    """Log an error, and return a finding that all roles may see: with `text` or, if empty, the public message."""
     log_detail(log, check, str(error))
     return Finding(check, "bad", text or error.public_message)
 
@@ -61,12 +61,12 @@ def check_kit(folder: Path, role: Role, log: logging.Logger, now: datetime | Non
 
 
 def check_group(log: logging.Logger) -> Finding:
-    """Check that the extra of alignments is installed."""
+    """Check that the optional package for alignments is installed."""
     return _check_extra(load_group, "alignments (glasu[psi])", log)
 
 
 def check_extras(config: RunConfig, log: logging.Logger) -> list[Finding]:
-    """Check that all extras that a party needs with these settings are installed."""
+    """Check that all optional packages that a party requires with these settings are installed."""
     found, way = [], find_secure_aggregation(config.privacy)
     if way.extra:
         found.append(_check_extra(way.load_package, f"encryption (glasu[{way.extra}])", log))
@@ -80,7 +80,7 @@ def _check_extra(load: Callable[[], Any], package: str, log: logging.Logger) -> 
         load()
     except GlasuError as error:
         return explain_error("extra", error, log)
-    return Finding("extra", "good", f"the package of {package} is installed")
+    return Finding("extra", "good", f"the package for {package} is installed")
 
 
 def _judge_validity(check: str, whose: str, expires: datetime, now: datetime) -> Finding:

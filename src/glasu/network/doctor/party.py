@@ -31,7 +31,7 @@ from glasu.records import to_plain
 
 
 class DryRunParty(PartyPurpose[Diagnosis]):
-    """A party in a dry run. It takes no incarnation and writes no state."""
+    """A party in a dry run. It does not count its starts (no fencing) and writes no state."""
 
     purpose = DRY_RUN
 
@@ -42,12 +42,12 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         own: Sequence[Finding] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Collect the findings that need no server; checks of the server's welcome add more.
+        """Collect the findings that do not depend on the server. `accept` adds more.
 
         Args:
             options: the kit and the server; nothing is written to the folder.
-            party: the party's data; None if it could not be read, which is one of the findings.
-            own: the findings so far.
+            party: the party's data; None if it could not be read. In this case, `own` contains a finding about it.
+            own: the findings of earlier checks.
             now: returns the time of this machine's clock.
         """
         super().__init__(options, None if party is None else party.name)
@@ -60,7 +60,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         self._diagnosis: Diagnosis | None = None
 
     def hello(self) -> Payload:
-        """Return the versions of this party; its data is part of the statement."""
+        """Return the hello with the versions of this party. The facts about its data follow in the statement."""
         self._hello_at = self._now()
         return to_plain(HelloPayload(facts=collect_party_facts(None, self.purpose), process=None))
 
@@ -68,12 +68,12 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         """Check the clock and the settings that the server offers."""
         received_at, options = self._now(), self.options
         self.findings = [*self._own, self.check_server()[0]]
-        if offered.now is not None:  # the server read its clock after `_hello_at` and before now
+        if offered.now is not None:  # the server read its clock between `_hello_at` and `received_at`
             middle, uncertainty = (self._hello_at + received_at) / 2, (received_at - self._hello_at) / 2
             self.findings.append(judge_clock(middle - offered.now, uncertainty))
         try:
             config = read_offered_config(offered.config)
-        except RefusalError as error:  # for example a choice of an extension that is not loaded here
+        except RefusalError as error:  # for example, the settings name a choice from an extension not loaded here
             text = "this party cannot read them; see its log"
             self.findings.append(explain_error("settings", error, options.log, text))
             return
@@ -91,10 +91,10 @@ class DryRunParty(PartyPurpose[Diagnosis]):
             self.findings += found
 
     def _compare_expected(self, config: RunConfig, expect: RunConfig) -> Finding:
-        """Compare the server's settings with those of --expect."""
+        """Compare the server's settings with the settings in --expect."""
         differences = compare_with_agreed(self.options.kit.name, expect, config)
         if not differences:
-            return Finding("agreed settings", "good", "the server's settings are those of --expect")
+            return Finding("agreed settings", "good", "the server's settings equal --expect")
         text = f"the server's settings differ from --expect: {format_differences(differences)}; agree on one run file"
         return Finding("agreed settings", "bad", text)
 
@@ -107,7 +107,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         return to_plain(StatementPayload(facts=self.facts(), findings=tuple(self.findings)))
 
     def take_goodbye(self, goodbye: Payload) -> None:
-        """Take the diagnosis, and remove unprintable characters from it."""
+        """Store the diagnosis, with unprintable characters replaced."""
         diagnosis = read_payload(Diagnosis, goodbye, "the diagnosis of the server")
         self._diagnosis = Diagnosis(
             {make_printable(role): sanitize_findings(found) for role, found in diagnosis.findings.items()}
@@ -123,7 +123,7 @@ class DryRunParty(PartyPurpose[Diagnosis]):
 
 
 def join_dry_run(purpose: DryRunParty) -> Diagnosis:
-    """Take part in a dry run and return the diagnosis; if the server cannot be reached, this party's own findings."""
+    """Take part in a dry run and return the diagnosis. If this fails, return only this party's own findings."""
     finding, may_come = purpose.check_server()
     if finding.level != "bad" or may_come:
         try:

@@ -1,4 +1,4 @@
-"""The server of a dry run: collect the statements of all parties, compare them, and send one diagnosis. No torch."""
+"""The server of a dry run: collect and compare the parties' statements, and send one diagnosis. Torch is not loaded."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
 NO_RUN = "dry-run"  # used instead of a run id
-DISK_BYTES = 64 << 20  # enough for the server's checkpoints, which hold only histories, and the report
+DISK_BYTES = 64 << 20  # enough for the report and the server's checkpoints, which contain only histories
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
 
 class DryRunServer(ServerPurpose[Diagnosis]):
-    """The server of a dry run. It collects differences, takes no incarnation, begins no attempt and writes no state."""
+    """The server of a dry run. It collects differences, fences no processes, begins no attempt and writes no state."""
 
     goodbye_seconds = 2.0
 
@@ -38,7 +38,7 @@ class DryRunServer(ServerPurpose[Diagnosis]):
         super().__init__(options, served, Collect())
 
     def run_session(self, session: ServerSession, perform: ServerPerformer) -> Diagnosis:
-        """Wait for the statements of all parties, or for `options.wait` seconds; return the diagnosis."""
+        """Wait at most `options.wait` seconds for the statements of all parties, and return the diagnosis."""
         try:
             session.gather()
         except AbsenceError as error:

@@ -1,14 +1,14 @@
-"""Infer edges from index sets: nodes that are proposed together more often than by chance are neighbours.
+"""Infer edges from node sets: nodes that are proposed together more often than by chance are neighbours.
 
-A node v that a client adds below the targets T has an edge to some u in T. For each pair, the attacker compares two
+If a client adds a node v to the targets T, then v has an edge to some u in T. For each pair, the attacker compares two
 rates: how often v was drawn while u was a target, and how often v was drawn in all rounds (its base rate). It computes
 the logarithm of the likelihood ratio
 
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
-where E is the number of rounds in which u was a target and v was not, C is the number of those in which v was drawn,
-and b is the base rate. If the targets are not known, every node of the set counts as a target. The logarithms for both
-directions and for all layers are added.
+E is the number of rounds in which u was a target and v was not. C is the number of these rounds in which v was drawn. b
+is the base rate. If the attacker does not know the targets, every node of the set counts as a target. The logarithms
+for both directions and for all layers are added.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL = 1e-6
 
 
 class Draws(NamedTuple):
-    """The index sets of one layer, one pair of sets per round."""
+    """The node sets of one layer, one pair of sets per round."""
 
     targets: Sequence[NodeIds] | None  # S[l+1]; None: the attacker does not know them
     drawn: Sequence[NodeIds]  # S_m[l], or the union of all clients

@@ -1,13 +1,16 @@
-"""Infer features from representations, by ridge regression from released rows to the rows of a party's features.
+"""Infer features from representations, by ridge regression from released rows to a party's feature rows.
 
-The attacker knows the features of some nodes, for example because half of the customers are also its own, and fits
+The attacker knows the features of some nodes, for example because half of the party's customers are also customers of
+the attacker. It fits
 
     X ~ Z B,   B = (Z^T Z + penalty I)^-1 Z^T X     at the known nodes
 
-where Z holds all that it knows about a node: the released rows of one or several evaluations, and its own
-features. It then guesses X at the other nodes. The penalty is chosen by the squared error on a fifth of the known
-nodes. Columns of Z have deviation 1, so the smallest penalty is 1e-5 of their sum of squares. It is nearly zero and
-serves as the linear probe, a regression without penalty, which has no unique solution if columns depend on each other.
+A row of Z contains everything that the attacker knows about a node: the released rows of one or several evaluations,
+and the attacker's own features. It then guesses X at the other nodes. The penalty is chosen by the squared error on a
+fifth of the known nodes.
+
+The smallest penalty is nearly zero: columns of Z have deviation 1, so it is 1e-5 of their sum of squares. It stands in
+for the linear probe, a regression without penalty, which has no unique solution if columns are linearly dependent.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 from glasu.privacy.attacks.result import Values
 from glasu.randomness import Stream, draw_distinct
 
-PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # times known rows / 1000; the first is the linear probe
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # multiplied by the number of known rows / 1000
 
 
 def choose_known(num_nodes: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -35,8 +38,8 @@ def guess_features(observed: Values, features: Values, known: NDArray[np.bool_])
 
     Args:
         observed: Z, a row per node.
-        features: X; only rows at known nodes are read.
-        known: which nodes the attacker knows.
+        features: X. Only the rows of known nodes are read.
+        known: the nodes whose features the attacker knows.
     """
     inside = np.flatnonzero(known)
     held_out = inside[::5]
@@ -70,9 +73,9 @@ def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values
 
 
 def measure_word_share(guesses: Values, features: Values) -> float:
-    """Return the share of the nonzero columns that are among the highest guesses of their row.
+    """Return the share of the nonzero features that are among the highest guesses of their row.
 
-    In a row with k words, the k highest guesses count. So the score of random guesses is the density of the matrix.
+    In a row with k nonzero features, the k highest guesses count. So random guesses score the density of the matrix.
     """
     present = features != 0
     counts = present.sum(axis=1)
@@ -89,11 +92,11 @@ def measure_r2(guesses: Values, features: Values) -> float:
 
 
 def subtract_own(joint: Values, own: Values, num_clients: int) -> Values:
-    """Return the mean of the other clients' parts: (M H[l+1] - H_m^+[l]) / (M - 1). With M = 2 it is the other part."""
+    """Return the mean of the other clients' partials: (M H[l+1] - H_m^+[l]) / (M - 1)."""
     others: Values = (num_clients * joint - own) / (num_clients - 1)
     return others
 
 
 def join_columns(*blocks: Values) -> Values:
-    """Join the attacker's matrices, which have one row per node."""
+    """Join the columns of the attacker's matrices. Every matrix has one row per node."""
     return np.concatenate([np.asarray(block, np.float64) for block in blocks], axis=1)

@@ -1,7 +1,8 @@
 """Infer labels from the gradient at H[L] that one label owner sends, and from H[L] itself.
 
-With a linear classifier the gradient of node i is g_i = (p_i - y_i) W^T / n. So its direction depends on the label, and
-rows with the same label point in similar directions. With dense layers in front, it is g_i = J_i^T (p_i - y_i) / n.
+With a linear classifier, the gradient of node i is g_i = (p_i - y_i) W^T / n. So its direction depends on the label,
+and gradients of nodes with the same label point in similar directions. If the head has dense layers before the
+classifier, the gradient is g_i = J_i^T (p_i - y_i) / n, where J_i is the Jacobian of the head.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def cluster_rows(rows: Values, num_classes: int, seed: int) -> Classes:
 
 
 def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
-    """Return the accuracy under the best assignment of clusters to classes, which the attacker does not know."""
+    """Return the accuracy under the best assignment of clusters to classes. The attacker does not know it."""
     table = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(table, (guesses, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
@@ -42,7 +43,7 @@ def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
 
 
 def shuffle_labels(labels: Classes, seed: int) -> Classes:
-    """Return the labels in a random order: a guess from the class sizes alone."""
+    """Return the labels in a random order: a guess that uses only the class sizes."""
     words = draw_words(*Stream(seed, "shuffled labels").key_halves(), np.arange(len(labels)))
     return labels[np.argsort(words)]
 
@@ -50,8 +51,8 @@ def shuffle_labels(labels: Classes, seed: int) -> Classes:
 def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values) -> Classes:
     """Return the labels, given the classifier.
 
-    Every class is tried: the correct one explains the gradient of the node. Where a gradient is exactly zero, the
-    owner's dropout removed the column; it scaled the other columns by a factor that is estimated here.
+    Try every class at every node: the correct class explains the node's gradient best. Where a gradient is exactly
+    zero, the owner's dropout removed the column. Dropout scaled the other columns by a factor, which is estimated here.
 
     Args:
         gradients: G, a row per node.
@@ -74,10 +75,10 @@ def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values)
 
 
 def match_gradients(gradients: Values, joint: Values, num_classes: int, seed: int) -> Classes:
-    """Return labels up to a permutation of the classes: fit a linear classifier and labels to the gradients.
+    """Return labels up to a permutation of the classes, by gradient matching.
 
-    Starting from clusters, fit the classifier to the gradients and labels, then the labels to the classifier, and
-    repeat (gradient matching).
+    Start with clusters as labels. Fit a linear classifier to the gradients and labels, then fit the labels to the
+    gradients and the classifier, and repeat.
     """
     guesses = cluster_rows(normalize_rows(gradients), num_classes, seed)
     for _ in range(MATCHING_ROUNDS):
@@ -90,7 +91,7 @@ def match_gradients(gradients: Values, joint: Values, num_classes: int, seed: in
 
 
 def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_classes: int) -> tuple[Values, Values]:
-    """Return the classifier (W, b) whose gradients at H[L] are nearest to the given ones, for these labels."""
+    """Return the classifier (W, b) whose gradients at H[L], with these labels, are nearest to the given gradients."""
     seen, hidden = (torch.from_numpy(np.asarray(each, np.float64)) for each in (gradients, joint))
     target = torch.nn.functional.one_hot(torch.from_numpy(labels), num_classes).double()
     kept = (seen != 0).double()
@@ -99,7 +100,8 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
     seen = seen * len(seen)
     seen = seen / seen.norm(dim=1).mean().clamp(min=1e-30)
     means = torch.stack([seen[target[:, each] > 0].mean(dim=0) for each in range(num_classes)])
-    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()  # gradients of a class point away from its column
+    # A column of W points away from the gradients of its class.
+    weight = (-means.nan_to_num()).t().contiguous().requires_grad_()
     bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=0.05)
     with torch.enable_grad():
@@ -114,7 +116,7 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
 
 
 def choose_labelled(labels: Classes, per_class: int, seed: int) -> NDArray[np.bool_]:
-    """Draw a few nodes of each class whose labels the attacker knows."""
+    """Draw a few nodes of each class. The attacker knows the labels of these nodes."""
     known = np.zeros(len(labels), bool)
     for each in np.unique(labels):
         members = np.flatnonzero(labels == each)
@@ -130,8 +132,8 @@ def complete_model(rows: Values, labels: Classes, known: NDArray[np.bool_]) -> C
 
     Args:
         rows: the attacker's data about each node, a row per node.
-        labels: the labels of all nodes; only those at known nodes are read.
-        known: which labels the attacker knows.
+        labels: the labels of all nodes. Only labels of known nodes are read.
+        known: the nodes whose labels the attacker knows.
     """
     if not rows.shape[1]:
         values, counts = np.unique(labels[known], return_counts=True)

@@ -11,9 +11,9 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return a score per node: the share of its occurrences in which the sets of all clients contain it.
+    """Return a score per node: of the rounds in which any client proposes the node, the share in which all clients do.
 
-    A batch is in the proposal of every client, and batches hold training nodes only.
+    Every client's proposal contains the batch, and a batch contains only training nodes.
 
     Args:
         node_sets: for each round, one set per client.
@@ -29,6 +29,6 @@ def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: in
 
 
 def measure_certainty(probabilities: Values) -> Values:
-    """Return the largest class probability of each row: a model is often more certain at its training nodes."""
+    """Return the largest class probability of each row. A model is often more certain at its training nodes."""
     greatest: Values = probabilities.max(axis=1)
     return greatest

@@ -14,7 +14,7 @@ Classes: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AttackResult:
-    """The share of a party's data that a role recovers, with the messages of a run and without them."""
+    """How well a role recovers a party's data, with and without the messages of a run."""
 
     attack: str  # the kind of data, and the method
     role: str  # the attacker: "server", or the name of a party
