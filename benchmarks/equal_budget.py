@@ -32,7 +32,7 @@ DATASETS = ("cora", "citeseer", "pubmed", "dblp_authors")
 SEARCH_SEEDS = (100, 101)
 NUM_POINTS = 8
 COMMON = {"preset": "none", "patience": 0, "weight_decay": 0.001, "evaluate_every": 5}
-ONE_STEP = {**COMMON, "num_local_steps": 1, "num_rounds": 200}
+ONE_STEP = {**COMMON, "num_local_steps": 1}
 JOINT = {
     # The exact gradient is that of the sum of the three clients' losses, so the weight decay is three times as large.
     "glasu-1": {**ONE_STEP, "method": "glasu", "backward": "joint", "party_dropout": 0.3, "weight_decay": 0.003},
@@ -51,12 +51,12 @@ def make_points(method: str) -> list[dict[str, float]]:
     return [dict(zip(keys, values, strict=True)) for values in itertools.product((0.5, 0.7), (0.1, 0.2), steps)]
 
 
-def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
-    """Return the settings of a run."""
+def make_config(dataset: str, method: str, point: int, seed: int, rounds: int) -> RunConfig:
+    """Return the settings of a run; `rounds` applies to methods with one step per round."""
     sections: dict[str, dict[str, Any]] = {
         "data": {"name": dataset, "features": "none"},
         "model": {"backbone": "gcnii"},
-        "train": {**JOINT.get(method, {**ONE_STEP, "method": method}), "seed": seed},
+        "train": {"num_rounds": rounds, **JOINT.get(method, {**ONE_STEP, "method": method}), "seed": seed},
     }
     for name, value in make_points(method)[point].items():
         section, _, key = name.partition(".")
@@ -64,12 +64,12 @@ def make_config(dataset: str, method: str, point: int, seed: int) -> RunConfig:
     return RunConfig.from_dict(sections)
 
 
-def run(dataset: str, methods: Sequence[str], point: int, seed: int) -> list[Row]:
+def run(dataset: str, methods: Sequence[str], point: int, seed: int, rounds: int) -> list[Row]:
     """Train methods with one setting and one seed. All methods whose parties train alone use the same run."""
     rows: list[Row] = []
     trained: tuple[Client, ...] = ()
     for method in methods:
-        config = make_config(dataset, method, point, seed)
+        config = make_config(dataset, method, point, seed, rounds)
         used = trained if method in ALONE else ()
         done = simulate(list(glasu.load_parties(config)), config, SimulationOptions(workers=1, trained=used))
         trained, report = (done.clients if method in ALONE else trained), done.report
@@ -95,7 +95,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, keeps_test: bool) -> None:
+def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, rounds: int, *, keeps_test: bool) -> None:
     """Run each method at its point of the grid, unless the file contains this run, and append the rows.
 
     Args:
@@ -103,12 +103,13 @@ def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, *, ke
         dataset: the name of the data set.
         points: the point of the grid for each method.
         seed: the seed of the runs.
+        rounds: the number of rounds of methods with one step per round.
         keeps_test: whether to store test scores.
     """
     known = {(row["dataset"], row["method"], int(row["point"]), int(row["seed"])) for row in read_rows(path)}
     left = [method for method, point in points.items() if (dataset, method, point, seed) not in known]
     for point in sorted({points[method] for method in left}):
-        rows = run(dataset, [method for method in left if points[method] == point], point, seed)
+        rows = run(dataset, [method for method in left if points[method] == point], point, seed, rounds)
         for row in rows:
             logging.info("%(dataset)s %(method)s, point %(point)d, seed %(seed)d: %(validation).3f", row)
         append_rows(path, FIELDS, rows if keeps_test else [{**row, "test": ""} for row in rows])
@@ -147,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=lambda text: text.split(","), default=list(DATASETS), metavar="A,B")
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="seeds 0..N-1 of the comparison")
+    parser.add_argument("--rounds", type=positive, default=200, metavar="N", help="rounds with one step (default 200)")
     parser.add_argument("--joint", choices=tuple(JOINT), default="glasu-1", help="method to compare with alternatives")
     parser.add_argument("--search", type=place, default=Path("search.csv"), metavar="FILE", help="runs of the search")
     parser.add_argument("--runs", type=place, default=Path("runs.csv"), metavar="FILE", help="runs of the comparison")
@@ -156,12 +158,12 @@ def main() -> None:
     lines, methods = [], (*ALTERNATIVES, args.joint)
     for dataset in args.datasets:
         for point, seed in itertools.product(range(NUM_POINTS), SEARCH_SEEDS):
-            ensure(args.search, dataset, dict.fromkeys(methods, point), seed, keeps_test=False)
+            ensure(args.search, dataset, dict.fromkeys(methods, point), seed, args.rounds, keeps_test=False)
         points = choose_points(args.search, dataset, methods)
         for method, point in points.items():
             logging.info("%s %s: %s", dataset, method, make_points(method)[point])
         for seed in range(args.seeds):
-            ensure(args.runs, dataset, points, seed, keeps_test=True)
+            ensure(args.runs, dataset, points, seed, args.rounds, keeps_test=True)
         lines += compare(args.runs, dataset, points, args.seeds)
     header = ["data set", "alternative", "glasu", "alternative", "difference", "", "MB of glasu"]
     show(markdown(header, lines), args.out)
