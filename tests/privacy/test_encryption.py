@@ -95,8 +95,8 @@ def test_the_error_of_the_largest_sum_of_the_most_parties_stays_below_its_bound(
         ({"scale_bits": 20}, 3, "at most 1 parties"),
         ({"scale_bits": 28}, 3, "do not fit into the modulus"),
         ({"special_bits": 50}, 3, "primes of 110 bits exceed the 109 bits that are secure at degree 4096"),
-        ({"degree": 2048}, 3, "not secure with degree 2048"),
-        ({"degree": 4000}, 3, "not secure with degree 4000"),
+        ({"degree": 2048}, 3, "exceed the 54 bits that are secure at degree 2048"),
+        ({"degree": 4000}, 3, "exceed the 0 bits that are secure at degree 4000"),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 
 import numpy as np
@@ -146,7 +147,8 @@ def test_the_page_and_the_line_of_a_report_state_it_too():
     report = once(**NOISY).report
     said = str(report.privacy.differential_privacy)
     assert said.startswith("differential privacy of party a: epsilon 6.57 if a row becomes zero, 15.5 if it becomes")
-    assert f"noisy: {said}" in render_report("title", "introduction", {"noisy": report, "plain": once().report})
+    page = render_report("title", "introduction", {"noisy": report, "plain": once().report})
+    assert f"noisy: {html.escape(said)}" in page
 
 
 ROUNDS = {"release": "rounds", "num_rounds": 3, "evaluate_every": 1, "aggregation_layers": (3,)}
