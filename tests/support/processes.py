@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import subprocess
 import time
@@ -62,14 +61,11 @@ class Processes:
         if name != "server":
             self.running[called] = WarmProcess(command, log)
             return
+        # A shell sets the limit. With `preexec_fn`, the child would run gRPC's fork handlers, because other tests load
+        # gRPC into this process. Then the child sometimes crashes before it executes the command.
+        limit = [] if self.descriptors is None else ["sh", "-c", f'ulimit -n {self.descriptors} && exec "$@"', "sh"]
         with log.open("a") as file:
-            self.running[called] = subprocess.Popen(
-                [*GLASU, *command], stdout=file, stderr=file, text=True, preexec_fn=self._limit_descriptors
-            )
-
-    def _limit_descriptors(self) -> None:
-        if self.descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptors, self.descriptors))
+            self.running[called] = subprocess.Popen([*limit, *GLASU, *command], stdout=file, stderr=file, text=True)
 
     def listen(self, *more: str) -> None:
         """Start the server and wait until it says at which port it listens."""
@@ -91,7 +87,7 @@ class Processes:
         while not condition():
             assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.running}
             for name, process in self.running.items():
-                assert process.poll() in (None, 0), self.log(name)
+                assert process.poll() in (None, 0), f"{name}: exit code {process.poll()}\n{self.log(name)}"
             time.sleep(0.02)
 
     def kill(self, name: str, after: float = 0.0, *, alone: bool = False) -> None:
