@@ -88,7 +88,7 @@ class Admission:
         self._policy.withdraw(party)
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
-        """Return the first admitted party that has stated no HMACs for another party, and the shares of all parties."""
+        """Return the first prepared party that has no HMACs for another one, and the shares of all prepared parties."""
         known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
         if not pairs:

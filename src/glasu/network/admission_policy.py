@@ -134,7 +134,7 @@ class Refuse(AdmissionPolicy):
     def check_statement(
         self, party: str, stated: StatementPayload, earlier: Mapping[str, StatementPayload]
     ) -> Sequence[str]:
-        """Raise RefusalError if the settings or the ledger do not fit. Return warnings at a party's first statement."""
+        """Raise RefusalError if settings or ledger do not fit the run. Return warnings at a party's first statement."""
         self._check_settings(party, stated)
         if stated.ledger is None:
             raise RefusalError(Code.INVALID_PAYLOAD, f"its statement names no ledger; {SAME_VERSION}")

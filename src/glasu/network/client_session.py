@@ -86,11 +86,11 @@ class ClientSession:
     # --- messages -----------------------------------------------------------------------------
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages; wait while the window is full.
+        """Send messages; wait while the outbox is full.
 
-        If the inbox is full as well, `send` does not wait, because the server may be waiting for this party to empty
-        the inbox. Only `receive` empties it, so both sides would wait for each other. Instead, the messages stay in the
-        memory of this party.
+        If the inbox is full as well, `send` does not wait, and the messages stay in the memory of this party. The
+        server may be waiting for this party to empty the inbox, which only `receive` does. If `send` waited as well,
+        both sides would wait for each other.
         """
         connection, contents = self.connection, [encode(message) for message in messages]
         renewed = connection.wait_until(
@@ -154,7 +154,7 @@ class ClientSession:
     def _decline(self, error: GlasuError) -> None:
         """Decline the server's offer and send the reason. The run keeps waiting for this party.
 
-        If settings differ, a table of them is logged here and at the server.
+        If settings differ, a table of the differences is logged here and at the server.
         """
         table = error.table if isinstance(error, RefusalError) else ()
         message = control.Declined(error.code, error.public_message, table)

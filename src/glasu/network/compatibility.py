@@ -277,7 +277,7 @@ def prepare_config_for_network(config: RunConfig, roster: Sequence[str]) -> RunC
 
 
 def refuse_kit(kit: Kit, config: RunConfig, roster: Sequence[str] = ()) -> None:
-    """If the run hides sums, refuse a trial kit, and a party's kit that does not pin the keys of all other parties."""
+    """If the run uses secure aggregation, refuse a trial kit, and a party's kit that does not pin all other parties."""
     if config.privacy.hides_parts and (error := find_kit_error(kit, roster)):
         why = f'privacy.secure_aggregation="{config.privacy.secure_aggregation}", {kit.name}: {error}.'
         raise RefusalError(Code.INVALID_SETTINGS, why)

@@ -54,7 +54,7 @@ class Inbound:
         # Why the stream ended. A Disconnection leads to another attempt to connect. A GlasuError ends the session: the
         # server has sent a reason or an invalid frame.
         self.end: Disconnection | GlasuError | None = None
-        self.frame_at = self.content_at = now  # times of the last frame, and of the last frame except heartbeats
+        self.frame_at = self.content_at = now  # times of the last frame, and of the last one that is not an ack
 
 
 class Connection:
@@ -243,7 +243,7 @@ class Connection:
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))
             inbound.content_at = inbound.frame_at
-            # A StatementRequest follows every welcome. Any other frame shows that the server serves this party.
+            # A StatementRequest only repeats a part of the handshake. Any other frame shows that the run progresses.
             if not isinstance(frame.control, control.StatementRequest):
                 self._delay = 0.0
 

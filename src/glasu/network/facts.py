@@ -114,9 +114,10 @@ def collect_party_facts(party: PartyData | None, purpose: Purpose, id_keys: IdKe
 
 
 def resolve_tags(parties: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Return the facts with `id_set` and `id_order` set for parties that are not aligned: equal ids, equal values.
+    """Return the facts. For parties that are not aligned, derive `id_set` and `id_order` from their HMACs (`id_tags`).
 
-    Each value names the first party with these ids. Ids that were not compared yet count as equal.
+    Parties with equal ids get the same value, which names the first of them. Ids that were not compared yet count as
+    equal.
     """
     if len([facts for facts in parties.values() if facts.share is not None]) < 2:
         return dict(parties)

@@ -1,10 +1,14 @@
 """Fencing: at most one process of each party takes part in a run.
 
-A party counts the starts of its command in joining.json and gives every process a random name. The server records the
-process that it admitted last. It admits another process only if the earlier starts in that process's folder contain the
-recorded process. A counter alone would not be enough: every refused start in a second folder increases the count of
-that folder, so it would become the highest. If the folder is copied, the copy may take over the run once. After that,
-the original folder is refused, because it does not list the start in the copy.
+In joining.json, a party counts the starts of its command and lists the random names of its processes. The server
+records the process that it admitted last. It admits a new process only if the folder of the new process lists the
+recorded process as an earlier one.
+
+The rule "the highest count wins" would not be enough: every start in a second folder of the party increases the count
+of that folder, even if the server refuses the process. So the second folder would win in the end.
+
+If the folder is copied, the copy may take over the run once. After that, the original folder is refused, because it
+does not list the process that ran in the copy.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import secrets
 from glasu.network.handshake import Code, Process, RefusalError
 from glasu.network.state_file import JoiningRecord, ServingRecord, StateFile
 
-MAX_STARTS = 256  # number of earlier starts to keep; admitted processes are kept in a separate list
+MAX_STARTS = 256  # number of names to keep in each list: of started processes, and of admitted processes
 
 
 def count_start(state: StateFile[JoiningRecord]) -> None:
@@ -29,7 +33,7 @@ def note_welcome(state: StateFile[JoiningRecord], *, begun: bool = False) -> Non
 
     Args:
         state: the state file of the party.
-        begun: whether an attempt begins with this process. If so, earlier processes can no longer be restored.
+        begun: whether an attempt begins with this process. If so, the server restores no earlier process any more.
     """
     process = state.value.starts[-1]
     before = () if begun else tuple(name for name in state.value.admitted if name != process)

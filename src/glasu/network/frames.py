@@ -4,7 +4,7 @@ frame     kind (1 byte), number (8 bytes), number of the last frame received fro
 control   the body is a JSON object, see `control.py`
 piece     the body is the total length and the offset (8 bytes each), then at most MAX_PIECE bytes of one message. The
           pieces of a message are sent in order. A party may put several short messages into one frame.
-ack       no body; the header contains the number received
+ack       no body; the header contains the number of the last frame received
 
 In each direction, frames are numbered from 1, and the numbers continue on every new stream between the same two
 processes. Frames with number 0 are outside the sequence and may be lost: hello, welcome, acks, notices, and the last
@@ -25,7 +25,8 @@ from glasu.protocol.message_bytes import Head, allocate, read_header
 CONTROL, PIECE, ACK = 0, 1, 2
 MAX_PIECE = 1 << 20
 MAX_FRAME = MAX_PIECE + (1 << 12)  # gRPC refuses longer frames before they reach this module
-CONTROL_BYTES = 64 << 10  # limit of a party's control frame; settings, facts and earlier starts take a few KiB
+# Limit of a party's control frame. Settings, facts and the names of its processes (`fencing.py`) take a few KiB.
+CONTROL_BYTES = 64 << 10
 WINDOW = 8 << 20  # limit of the unacknowledged bytes in flight; enough for 80 MB/s with a round trip time of 100 ms
 ROOM = 8 << 20  # a receiver stops acknowledging when this many bytes from one peer wait in the inbox
 OVERHEAD = 512  # memory overhead of a queued frame or message, in bytes
@@ -254,7 +255,7 @@ class Assembler:
         self._filled = 0
 
     def add(self, piece: memoryview, admit: CheckLimits) -> Encoded | None:
-        """Add the next piece. Return the message without copying it if it is complete, otherwise None.
+        """Add the next piece. If the message is now complete, return it without a copy, otherwise None.
 
         Args:
             piece: the body of a frame.

@@ -89,7 +89,7 @@ class ResultPayload:
     """Sent by a party when it has written its results."""
 
     weights_sha256: Short = ""  # training: digest of the selected weights; empty if noise is added
-    ledger: SignedHead | None = None  # head of the party's ledger after its last release
+    ledger: SignedHead | None = None  # head of the party's ledger after it wrote its results
     received: Number = 0  # prediction: number of nodes whose scores the party received; alignment: number of common ids
 
 
@@ -155,9 +155,10 @@ class ServerHandshake(Protocol):
     def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
         """Admit a process and return the welcome for it, or raise `RefusalError`.
 
-        The session calls this method for a new process, a restarted process, and after a restart of the server for
-        every process. It does not call the method when a known process opens a new stream. When the call returns, the
-        decision must be durable (fencing). A new process replaces the earlier process of its party.
+        The session calls this method for every process that it does not know. After a restart of the server, it knows
+        none, and it forgets a process that it drops. When a known process opens a new stream, the method is not called.
+        When the call returns, the decision must be durable (fencing). A new process replaces the earlier process of its
+        party.
 
         Args:
             party: the name in the peer's certificate.

@@ -183,7 +183,7 @@ class ScriptParty(PartyPurpose[ResultT]):
         count_start(self.state)
 
     def hello(self) -> Payload:
-        """Return the hello of this process. Training also states the run in its folder."""
+        """Return the hello of this process. Training also states the run that the folder belongs to."""
         process = describe_process(self.state.value)
         return to_plain(HelloPayload(facts=self.facts(), process=process, rounds=self.list_checkpoints()))
 
@@ -262,11 +262,11 @@ class ClientPurpose(ScriptParty[ResultT]):
         """Build this party's client for the run that the server offers; see `Client`.
 
         Raises:
-            RefusalError: the run hides sums, and the kit is a trial kit or does not pin all parties.
+            RefusalError: the run uses secure aggregation, and the kit is a trial kit or does not pin all parties.
         """
         kit = self.options.kit
         refuse_kit(kit, config, offered.roster)
-        # If sums are not hidden, the CA's signature is enough to accept a key that is not pinned.
+        # Without secure aggregation, the CA's signature is enough to accept a key that is not pinned.
         client = Client(
             config,
             party,
@@ -283,7 +283,7 @@ class ClientPurpose(ScriptParty[ResultT]):
         self._client, self._limits = client, limit_messages(config, party)
 
     def settings(self) -> RunConfig:
-        """Return the settings that were requested. If they name a preset, several candidates may remain."""
+        """Return the settings as requested, before `train.preset` has chosen one of its candidates."""
         return self.client.requested
 
     def check_limits(self, head: Head, size: int) -> None:
@@ -351,7 +351,7 @@ def join(
 
     Args:
         purpose: training, prediction, alignment or dry run.
-        performer: performs the requests of its script.
+        performer: performs the requests of the purpose's script.
         connect_options: how to connect; None: as in the options of the purpose.
     """
     options, finished = purpose.options, False

@@ -35,7 +35,7 @@ class LimitedLog:
         self._buckets: dict[str, _Bucket] = {}  # by party
 
     def write(self, line: str, about: str = "") -> bool:
-        """Write a line and return True. If the party `about` has caused too many lines, only count it."""
+        """Write a line and return True. If the party `about` has caused too many lines, only count the line."""
         if about:
             bucket = self._refill(about)
             if bucket.tokens < 1.0:

@@ -41,7 +41,7 @@ class Status:
 
     @classmethod
     def of(cls, telemetry: Telemetry, round_index: int, num_rounds: int, attempt: int, loss: float | None) -> Status:
-        """Return the progress of a role with this telemetry."""
+        """Return the progress of one role. `telemetry` contains the role's traffic and running time."""
         return cls(
             round=round_index,
             num_rounds=num_rounds,
@@ -126,7 +126,7 @@ class ServeOptions(RoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(RoleOptions):
-    """Options of one party. The certificate of the kit contains its name."""
+    """Options of one party. The certificate of the kit contains the party's name."""
 
     server: str  # host:port
     expect: RunConfig | None = None  # the agreed settings; the party refuses different settings

@@ -53,7 +53,8 @@ class PeerFrames:
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        self._process = secrets.token_hex(8)  # new after a restart, so parties detect that earlier frames are unknown
+        # A restarted server has another name, so parties see that it does not know their earlier frames.
+        self._process = secrets.token_hex(8)
         self.refused = 0  # number of refused connections and processes
 
     # --- Host -----------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class PeerFrames:
         key, identity = head.key, (attempt.number % ATTEMPTS, attempt.present.index(peer.name))
         if (key.attempt, key.client) != identity:
             raise ProtocolError(f"{head}: expected attempt and client {identity}, got {(key.attempt, key.client)}.")
-        # A key that was received before is always an error. `Receipts` decides which error, from the complete message.
+        # A key that was received before is always an error. `Receipts` chooses the error when the message is complete.
         if peer.expected is not None and not peer.channel.inbox and not peer.receipts.knows(key):
             peer.expected.check(head.kind, key)
         attempt.check_limits(head, size)
@@ -160,7 +161,7 @@ class PeerFrames:
         self._bind_stream(peer, stream, welcome, resumed=False)
         self._roster.log.write(f"{peer.name}: connected.", peer.name)
         self._roster.restart()
-        if state is RunState.CLOSED:  # in earlier states, the process will receive the goodbye together with the others
+        if state is RunState.CLOSED:  # in earlier states, all parties will receive the goodbye at the same time
             self.send_goodbye(peer)
 
     def _bind_stream(self, peer: Peer, stream: FrameStream, payload: Payload, *, resumed: bool) -> None:
@@ -210,7 +211,7 @@ class PeerFrames:
             self._handshake.withdraw(peer.name)
             self._refuse(peer, peer.stream, refusal)
             return
-        if before is not PeerState.COMPARING:  # a comparing party was prepared, and logged, before
+        if before is not PeerState.COMPARING:  # a comparing party was already reported as prepared
             self._roster.log.write(f"{peer.name}: prepared.", peer.name)
         for line in lines:
             self._roster.announce(line, about=peer.name)
@@ -257,7 +258,7 @@ class PeerFrames:
         elif refused.reason != peer.refusal:  # a process that reconnects repeatedly is reported once
             for line in refused.table:
                 self._roster.log.write(line, peer.name)
-            own = peer if stream is peer.stream else None  # a running process is told that a second one was refused
+            own = peer if stream is peer.stream else None  # a running process also receives the line about a second one
             self._roster.announce(f"{peer.name}: not accepted: {refused.reason}", about=peer.name, without=own)
             peer.refusal = refused.reason
         if stream is peer.stream:
@@ -268,7 +269,7 @@ class PeerFrames:
     def _reject(self, peer: Peer, stream: FrameStream, error: Exception) -> None:
         """Handle an error of a stream, such as an invalid frame: refuse its sender, or abort the run."""
         why = make_printable(get_public_message(error), MAX_REASON)
-        fault = error.__cause__ if isinstance(error, CheckpointError) else error  # error of a state file or of a stream
+        fault = error.__cause__ if isinstance(error, CheckpointError) else error  # its cause may be an OSError
         if isinstance(fault, OSError) and fault.errno in OUT_OF_DESCRIPTORS:  # temporary; the party reconnects
             self._roster.log.write(f"{peer.name}: its connection was dropped: {why.rstrip('.')}.", peer.name)
         elif isinstance(fault, OSError):  # not the party's fault
@@ -290,7 +291,7 @@ class PeerFrames:
     # --- the end of a stream --------------------------------------------------------------
 
     def send_goodbye(self, peer: Peer) -> None:
-        """Send the goodbye of a complete run to a party, on this stream or a later one."""
+        """Send the goodbye of a complete run to a party, on its current stream or a later one."""
         if peer.machine.allows(PeerEvent.CLOSE) and peer.state is not PeerState.CLOSED:
             peer.machine.advance(PeerEvent.CLOSE)
             peer.send_control(control.Goodbye(self._roster.goodbye))

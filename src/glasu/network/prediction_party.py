@@ -49,10 +49,11 @@ class Query:
 class Predicted:
     """The scores that a party received: class probabilities, or numbers in the unit of the labels.
 
-    There are no scores if the party requested no nodes, or if another party has the labels.
+    If one party has the labels, it receives the scores of all nodes that any party requested, and the other parties
+    receive none. If all parties have the labels, each party receives the scores of the nodes that it requested.
     """
 
-    nodes: NodeSet  # row numbers: first the nodes this party requested, in that order, then nodes of other parties
+    nodes: NodeSet  # row numbers: nodes that this party requested, in that order, then nodes that only others requested
     scores: NDArray[Any]
     file: Path | None
     missing: tuple[str, ...] = ()  # parties of the training that were absent from the prediction

@@ -59,7 +59,7 @@ class PredictionServer(ScriptPurpose[PredictionReport]):
             )
 
     def plan(self, present: Sequence[str]) -> tuple[Attempt, Script[int]]:
-        """Plan an attempt with a new run id. The id is new because a repeated request may have different contents.
+        """Plan an attempt with a new run id, so that no message key of an earlier attempt is used for other contents.
 
         The present parties are the clients of this attempt, as if the roster listed only them.
         """

@@ -21,7 +21,7 @@ class RecordedHeads:
 
         Args:
             state: the state file of the server.
-            scope: the id of the training. During one training, no party may replace or truncate its ledger. Empty in an
+            scope: the id of the training, during which no party may replace or truncate its ledger; empty in an
                 alignment, where a party may begin another ledger.
         """
         self._state, self._scope = state, scope

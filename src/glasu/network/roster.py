@@ -271,7 +271,7 @@ class Roster:
             self.changed.wait(min(1.0, max(0.05, left)))
 
     def ask_to_compare(self) -> None:
-        """If a prepared party has not compared its ids with another prepared party, ask it to do so.
+        """Ask the first prepared party that has not compared its ids with all other prepared parties to do so.
 
         Parties are asked one after the other, in the order of their admission. So if the ids of two parties differ, the
         party that was admitted later is refused.

@@ -99,7 +99,7 @@ def require_finished_training(out: Path, record: ServingRecord, config: RunConfi
 
 
 def read_trained_config(out: Path, config: RunConfig) -> RunConfig:
-    """Return the settings of a finished training. If a race chose some of them, read them from the report."""
+    """Return the settings of a finished training. If `train.preset` chose some of them, read them from the report."""
     if len(list_candidates(config)) == 1:
         return config
     trained = RunConfig.from_dict(read_report(FinishedTraining, out).config, str(out / REPORT))

@@ -264,7 +264,7 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
 
     Args:
         purpose: training, prediction, alignment or dry run.
-        performer: performs the requests of its script.
+        performer: performs the requests of the purpose's script.
     """
     options = purpose.options
     session = ServerSession(

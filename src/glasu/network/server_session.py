@@ -162,7 +162,7 @@ class ServerSession:
             raise type(error)(f"party {peer.name!r}: {error}", party=peer.name) from None
 
     def broadcast(self, message: Message) -> None:
-        """Send one message to every party; wait until the window of every party has room."""
+        """Send one message to every party; wait until the outbox of every party has room."""
         self._send([encode(message)] * self.num_present, message)
 
     def scatter(self, messages: Sequence[Message]) -> None:
@@ -182,9 +182,10 @@ class ServerSession:
     # --- the end -------------------------------------------------------------------------------
 
     def drop_sender(self, error: GlasuError) -> bool:
-        """If the policy is to wait, drop the party whose message caused the error and return True; otherwise False.
+        """If the run waits after this error, drop the party whose message caused it, and return True.
 
-        If it returns True, the caller must gather the parties again.
+        The caller must then gather the parties again. Return False if no party caused the error, or if the error aborts
+        the run.
         """
         peer = self.roster.peers.get(error.party)
         if peer is None or not self.host.may_return(error):

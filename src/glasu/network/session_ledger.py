@@ -1,8 +1,8 @@
 """The ledger of a party in a session: state its head before every attempt, and record the other parties' heads.
 
-A party signs its head together with the id of the run and a mark whether the run is finished. So the server can neither
-change a head nor forward a head of another run. It can repeat an earlier head of the same run, unless the receiver has
-recorded a later one.
+The head of a ledger is its identity, its length and the last value of its hash chain. A party signs its head together
+with the id of the run and a mark whether the run is finished. So the server can neither change a head nor forward a
+head of another run. It can repeat an earlier head of the same run, unless the receiver has recorded a later one.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         store = self._store()
         found = store.digests().get(attempt.round)
         if found == attempt.digest:
-            with suppress(DataError):  # it was intact when the party stated it
+            with suppress(DataError):  # raised if the file was damaged after the party stated it
                 return store.load(attempt.round)
         raise CheckpointError(
             f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
@@ -333,7 +333,7 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         if self.options.expect is not None:
             config = RunConfig.from_dict(report.config, "the settings of the finished run")
             expect = self.options.expect.replace(data={"num_clients": config.data.num_clients})
-            candidates = list_candidates(resolve(expect, self.party.num_nodes)[0])  # a race chose one of them
+            candidates = list_candidates(resolve(expect, self.party.num_nodes)[0])  # the run used one of them
             differences = min((compare_with_agreed(self.party.name, each, config) for each in candidates), key=len)
             if differences:
                 raise ConfigError(

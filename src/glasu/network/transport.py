@@ -30,7 +30,7 @@ ONLY_TLS_1_3 = require_tls_1_3()
 # gRPC writes a line per failed TLS handshake, so anyone could fill the log.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-import grpc  # noqa: E402 - grpc reads both variables when it is imported
+import grpc  # noqa: E402 - grpc reads GRPC_VERBOSITY and the variable of require_tls_1_3 when it is imported
 
 HELLO_WITHIN = 10.0  # seconds after which a stream without an accepted hello is closed
 ALIVE_EVERY = 5.0  # seconds between two heartbeats that the server sends on every accepted stream

@@ -40,7 +40,7 @@ COEFFICIENT = np.dtype("<u8")
 _HIGH = np.float32(127)
 _STEP_BYTES = 4
 _DRAWS = 16  # 16-bit random numbers per Philox counter
-_NEGLIGIBLE = np.float32(2.0**-119)  # a row of smaller values is sent as zeros, because its step would be subnormal
+_NEGLIGIBLE = np.float32(2.0**-119)  # a block of smaller values is sent as zeros, because its step would be subnormal
 _TOO_LARGE = np.float32(2.0**127)  # a row is refused if it contains an absolute value of at least this size
 _LARGEST_STEP = _TOO_LARGE / _HIGH  # 128 times this step is still finite
 
@@ -300,7 +300,7 @@ class Integers(Encoding):
     """Integers of a few bits on a common grid, packed row by row. Unused bits at the end of a row are zero.
 
     The step of the grid is not part of the message: all clients derive it from earlier messages. So the server adds
-    without rounding, and every reader decodes the same sum. Decoded values are the integers, not multiples of the step.
+    without rounding, and every reader decodes the same sum. Decoding gives the integers; clients multiply by the step.
 
     A client sends n + h for n in -h..h, where h = 2^(bits - 1) - 1. The sum of M such integers has 2 h M + 1 possible
     values. The server sends the sum in the smallest number of bits that is sufficient.
@@ -567,7 +567,7 @@ ENCODINGS: dict[str, Precision] = {
 
 
 def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mapping[TensorKind, Encoding]:
-    """Return the encoding of each kind of tensor. Answers of the server use its `answer`.
+    """Return the encoding of each kind of tensor. The server's answers use `Encoding.answer`.
 
     Representations are rounded to nearest, which gives the smaller error. Gradients are rounded stochastically, because
     rounding to nearest would lose values that are small in every round. Class probabilities are not rounded, because

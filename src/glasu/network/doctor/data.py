@@ -22,13 +22,13 @@ from glasu.protocol.client import Client
 from glasu.runtime.client_ledger import check_training
 from glasu.timing import Stopwatch
 
-FILES = 3  # number of checkpoint files at the same time: two are kept while a third is written
-TENSORS = 4  # tensors of the size of the weights in a checkpoint: weights, two moments, the selected weights
+FILES = 3  # number of checkpoint files that exist at the same time: two are kept while a third is written
+TENSORS = 4  # parts of a checkpoint that are as large as the weights: weights, two moments, the selected weights
 SPARE = 16 << 20  # bytes for the report, and for file sizes that the file system rounds up
 
 
 def check_data(party: PartyData, log: logging.Logger) -> list[Finding]:
-    """Check features and edges. Their numbers are logged here and not sent to other roles.
+    """Check features and edges. Their counts are logged here and not sent to other roles.
 
     The sizes of features and edges fit the number of nodes, because `PartyData` refuses other data.
     """
