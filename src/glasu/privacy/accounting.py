@@ -9,8 +9,8 @@ epsilon of one Gaussian mechanism with multiplier z, where
 This is the epsilon if the row may become zero; the sensitivity is then the clip. If the row may become any other row,
 the sensitivity is twice the clip, and the multiplier is z / 2. No amplification by sampling is claimed.
 
-The same clean row in the same place (phase, round, layer and node) counts once. A repeated round with the same content
-sends the same bytes and does not count again. A repeated round with different content counts again.
+The same clean row (before noise) in the same place (phase, round, layer and node) counts once. A repeated round with
+the same content sends the same bytes and does not count again. A repeated round with different content counts again.
 
 The noise is discrete. Its Renyi divergences are at most those of the continuous Gaussian (Canonne, Kamath and Steinke
 2020), and its grid has at least 256 steps per deviation, so the epsilon of the continuous mechanism is used.
@@ -42,7 +42,7 @@ class BudgetError(GlasuError):
 
 @dataclass(frozen=True)
 class SpentEpsilon:
-    """The epsilon of the row with the most releases, as the report shows it."""
+    """The largest epsilon of any row, as the report shows it."""
 
     unit: str
     epsilon_zeroed: float
@@ -148,7 +148,7 @@ class Accountant:
         return compute_epsilon(to_multiplier(spent) / 2, self.delta)
 
     def summarize(self) -> SpentEpsilon:
-        """Return the epsilon of the row with the most releases."""
+        """Return the largest epsilon of any row, and how often that row was released."""
         releases, spent = max(self._spent.values(), key=lambda each: each[1], default=(0, 0.0))
         return SpentEpsilon(
             unit=UNIT,

@@ -52,7 +52,7 @@ class ColumnGrids:
     seed: int | Secret = 0  # the seed of the stochastic rounding of gradients
     ranges: Ranges = field(default_factory=dict)
     clamped: int = 0  # number of own values outside the grid so far; it does not leave the client
-    # Reused for every tensor: allocating an array of a megabyte takes longer than computing it.
+    # Reused for every tensor: allocating an array of a megabyte takes longer than computing its values.
     _scratch: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def _derive_secret(self, key: Key) -> Secret:

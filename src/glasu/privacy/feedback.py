@@ -94,7 +94,7 @@ def _find_next_step(step: NDArray[np.float64], total: NDArray[np.int64], integer
 
 
 def _limit_ratio(step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Raise every step to FINEST times the largest step or more: a column that was constant can change again."""
+    """Raise steps below FINEST times the largest step to this limit, so that a constant column can change again."""
     most = step.max()
     limited: NDArray[np.float64] = np.maximum(step, most * FINEST if most > 0 else 1.0)
     return limited

@@ -82,7 +82,7 @@ class Entry:
     incarnation: int = 0
     attempt: int = 0
     nodes: bytes | None = None  # positions of the rows, packed; None: not recorded
-    row_digests: bytes | None = None  # HMACs of the clean rows, ROW_DIGEST_BYTES each; None: not recorded
+    row_digests: bytes | None = None  # HMACs of the rows before noise, ROW_DIGEST_BYTES each; None: not recorded
     time: float | None = None
 
     def unpack_nodes(self) -> NDArray[Any] | None:
@@ -92,7 +92,7 @@ class Entry:
         return None if self.nodes is None else ids.decode(np.frombuffer(self.nodes, np.uint8))
 
     def list_row_digests(self) -> list[bytes]:
-        """Return the HMACs of the clean rows, in the order of the rows; an empty list if they are not recorded."""
+        """Return the HMACs of the rows before noise, in row order; an empty list if they are not recorded."""
         whole, size = self.row_digests or b"", ROW_DIGEST_BYTES
         return [whole[start : start + size] for start in range(0, len(whole), size)]
 
@@ -260,7 +260,7 @@ class Ledger:
             columns: the number of columns.
             protection: the names of the protections, joined by "+".
             nodes: positions of the rows, increasing; None: not known.
-            row_digests: HMACs of the clean rows under a secret of the party, ROW_DIGEST_BYTES each.
+            row_digests: HMACs of the rows before noise under a secret of the party, ROW_DIGEST_BYTES each.
         """
         entry = Entry(
             kind=kind,

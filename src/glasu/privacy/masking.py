@@ -141,7 +141,7 @@ class SumHistory:
     """
 
     value: bytes = bytes(32)
-    last: str = ""  # the place of the last sum; `train.release = "once"` reads it again after a resume
+    last: str = ""  # place of the last sum; with `train.release = "once"`, a resumed run reads this sum again
 
     def add(self, place: str, payload: Array) -> SumHistory:
         """Return the history with one more sum; a repeated sum changes nothing."""
@@ -233,7 +233,7 @@ class Hiding(ABC):
         return clients
 
     def _mark_used(self, place: bytes) -> None:
-        """Mark a place as used. Refuse a second tensor there, because the server could compute their difference."""
+        """Mark a place as used. Refuse a second tensor there: the server could compute the difference of the two."""
         if place in self._used:
             raise ProtocolError("a key stream would cover two contents; nothing was sent.")
         self._used.add(place)

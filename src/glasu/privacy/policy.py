@@ -57,7 +57,7 @@ ProtectionName: TypeAlias = Literal[
     "blinded",
 ]
 NODE_KINDS = tuple(TENSOR_KINDS)  # kinds with one row per node
-INFERENCES = ("evaluation", "prediction")  # phases that compute with every edge
+INFERENCES = ("evaluation", "prediction")  # the phases that `max_evaluations` counts
 Limit = Annotated[int, Bounds(0, 2**53)]
 UNNAMED = "the policy"
 CHANGE_RUN = "change the settings of the run, or the policy"
@@ -83,7 +83,7 @@ class Policy(Checked):
     min_rows: Limit | None = None  # for releases with one row per node
     max_rows: Limit | None = None  # for releases with one row per node
     max_releases_per_row: Limit | None = None  # for each kind and layer
-    max_evaluations: Limit | None = None  # exact inferences: evaluations and predictions
+    max_evaluations: Limit | None = None  # evaluations, the final test and predictions
     max_ids: Limit | None = None  # the largest set of ids that any party may have in an alignment
 
     def check_settings(self, protections: Mapping[str, str], num_evaluations: int = 0, source: str = UNNAMED) -> None:
@@ -195,7 +195,7 @@ class PolicyRule:
 
     @staticmethod
     def _list_inferences(entry: Entry) -> set[tuple[Any, ...]]:
-        """Return a set with the exact inference that an entry belongs to; the set is empty in other phases."""
+        """Return a set with the evaluation or prediction that an entry belongs to; the set is empty in other phases."""
         if entry.phase not in INFERENCES:
             return set()
         return {(entry.phase, entry.run, entry.incarnation, entry.attempt, entry.round)}

@@ -328,7 +328,7 @@ class Release:
         return payloads
 
     def numbers(self, kind: str, values: Sequence[float], key: Key) -> NDArray[np.float64]:
-        """Release single numbers: losses and metrics."""
+        """Release single numbers, such as losses and metrics."""
         payload = np.asarray(values, "<f8")
         self.ledger.record(kind, key, lambda: (payload,), rows=len(payload), size=payload.nbytes)
         return payload

@@ -3,11 +3,11 @@
 Elliptic-curve Diffie-Hellman set intersection in a ring of M parties. The server forwards messages and compares the
 sets.
 
-    party m     blinds its ids, sorts the points by their bytes and sends them; only party m can match points and ids
+    party m     turns its ids into blinded points of the curve, sorts the points by their bytes and sends them; only
+                party m can match points and ids
     M - 1 times every party blinds the set that it receives from the party before it, keeps its order and sends it on
     server      receives M sets that all parties have blinded; equal ids are equal points. The common points, sorted by
-                their bytes, are the common order. Every party receives the rows of these points in the set that it
-                sent.
+                their bytes, are the common order. Every party receives the row numbers of these points in its own set.
 
 No party sees two sets under the same blinding, so no party can compare sets. The server sees only blinded points. It
 learns the sizes of all overlaps. Along the same ring, the parties agree on a key by Diffie-Hellman: in each of M - 1
@@ -66,7 +66,7 @@ class SetLimits:
         return Limits(
             num_nodes=self.max_ids,
             chunk_rows=self.chunk_rows,
-            encodings=make_encodings(RunConfig()),  # needed to compute `largest`; an alignment sends no tensors
+            encodings=make_encodings(RunConfig()),  # needed to compute `Limits.largest`; no tensor is sent
         )
 
     def count_chunks(self, largest: int) -> int:
@@ -228,7 +228,10 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
         received.append(sets)
     rows, overlaps = compare_sets(_read_sets(identity, received))
     if len(rows[0]) == 0:
-        why = "the parties have no id in common; check that their id columns use the same ids, and the rules for ids."
+        why = (
+            "the parties have no id in common; check that their id columns contain the same kind of ids, and check the "
+            "rules for ids (id_unicode, id_case and id_whitespace)."
+        )
         raise AlignmentError(why, why)
     for chunk, part in enumerate(split_rows(len(rows[0]), limits.chunk_rows)):
         keys = [key.at(SETS, chunk).to_client(client) for client in range(num_clients)]
@@ -237,7 +240,7 @@ def server_alignment(identity: Identity, limits: SetLimits) -> Script[Comparison
 
 
 def find_set_owner(client: int, step: int, num_clients: int) -> int:
-    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places before."""
+    """Return the owner of the set that a client sends after it received `step` sets: the party `step` places back."""
     return (client - step) % num_clients
 
 

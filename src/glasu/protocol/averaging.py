@@ -151,7 +151,7 @@ def server_average_propagated(
 
 
 def find_receivers(identity: Identity, num_rows: int) -> list[Requested]:
-    """Return for each client the rows of a smoothed prediction that it receives. The label owner receives all rows."""
+    """Return for each client the rows of a smoothed prediction that it receives: all at the label owner, else none."""
     return [np.full(num_rows, identity.has_labels(client)) for client in range(identity.num_clients)]
 
 

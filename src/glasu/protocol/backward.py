@@ -4,10 +4,11 @@ The loss is the sum of the clients' losses. At each aggregation layer the server
 and returns to every client its share at H_m^+[l]: 1/M of the sum (mean), or its columns (concat).
 
 With Q > 1, the first local step uses this gradient. The later steps send no message. They minimise the client's own
-loss plus linear terms for the losses of the other clients. At step 0 the gradient of this objective is the exact
-gradient:
+loss plus linear terms that stand for the losses of the other clients:
 
     L_m + sum over l in I of <C_m[l], H_m^+[l]>,   C_m[l] = the share that m received minus m's own contribution
+
+At step 0 the gradient of this objective is the exact gradient.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import RUN_BYTES, Key
 from glasu.wire.tensor_kinds import TensorKind
 
-LARGEST_SENT = 1e30  # limit on the values that a client sends in a race, so that sums are finite in every encoding
+LARGEST_SENT = 1e30  # limit on values sent in a race of candidates, so that sums are finite in every encoding
 
 
 class Client:
@@ -52,7 +52,7 @@ class Client:
         """Build the client's model and optimiser.
 
         Args:
-            config: the run's settings, resolved. The preset may leave several candidates.
+            config: the run's settings, resolved. If `train.preset` lists several candidates, the run chooses one.
             party: the data that this client owns.
             index: m.
             names: all parties in client order.
@@ -125,7 +125,7 @@ class Client:
         """Switch to the settings of the current candidate in `progress.race`, and start with initial weights."""
         race, candidates = self.progress.race, list_candidates(self.requested)
         self.identity.earlier_rounds = self.progress.earlier_rounds
-        if len(candidates) > 1:  # also before the race, because a new attempt can return to that point
+        if len(candidates) > 1:  # `race` is None before the race; a resumed run can return to that point
             self.begin(candidates[0 if race is None else race.candidate], self.data)
 
     def release_tensor(self, kind: TensorKind, value: Tensor, key: Key, nodes: NodeSet | None) -> Sent:

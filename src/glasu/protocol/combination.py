@@ -53,7 +53,7 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     yield from client_key_agreement(client)
     client.learner.model.load_state_dict(client.progress.best_weights)
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
-    prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # uses every edge
+    prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # this phase uses every edge
     if find_method(client.requested).smooths:
         nodes = yield from _client_nodes(client, key)
         rows = np.concatenate(list(nodes.values()))

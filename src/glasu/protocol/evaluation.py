@@ -80,7 +80,10 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
 
 
 def _find_key_round(role: Client | Server, ensemble: bool) -> int:
-    """Return the `round` in the keys of an evaluation on validation nodes. Round numbers up to T+1 have other uses."""
+    """Return the `round` in the keys of an evaluation on validation nodes.
+
+    For the ensemble, it is T+2 because smaller numbers have other uses.
+    """
     return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 

@@ -1,7 +1,8 @@
 """The test of a run whose losses and metrics stay at the parties: client and server columns.
 
-Such a run has one release (`once.py`), or its rounds add noise. In rounds with noise there is no evaluation before the
-test, because every evaluation would be one more release. So the model after the last round is selected.
+In such a run, the parties release their representations only once (`once.py`), or they add noise in every round. In
+rounds with noise there is no evaluation before the test, because every evaluation would be one more release. So the
+model after the last round is selected.
 
 Every party receives the mean of the class probabilities and has the labels, so it measures the prediction itself.
 """

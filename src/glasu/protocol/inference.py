@@ -140,7 +140,7 @@ def find_message_kinds(config: RunConfig, key: Key) -> tuple[type[TensorMessage]
 
     With `wire.feedback`, rows that were released before in the same phase are sent as changes. All training rounds
     release the same rows. All evaluations on validation nodes also release the same rows. The test and predictions
-    release other rows, so they do not send changes. All roles derive the choice from the settings and the key.
+    release other rows, so they do not send changes. All roles derive the kinds from the settings and the key.
     """
     train = config.train
     first = {Phase.TRAINING: 0, Phase.EVALUATION: min(train.evaluate_every, train.num_rounds)}.get(key.phase)

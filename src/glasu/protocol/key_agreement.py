@@ -1,6 +1,8 @@
 """Agreement on keys, at the beginning of every attempt; client and server columns.
 
-The keys hide sums. In a run with a warm start, the common classifier is derived from one of the keys, the run key.
+An attempt begins when all roles start or resume a run together. With masks or ckks, the clients use the keys to hide
+their tensors from the server. In a run with a warm start, they derive the common classifier from one of the keys, the
+run key.
 
 First exchange: every client sends a fresh X25519 public key. It signs the key together with the run, the attempt, the
 roster, the digest of the settings and its name. The server forwards all keys, and every client checks the signatures of
@@ -128,14 +130,14 @@ def _check_offers(client: Client, answer: KeyOffers, own: bytes) -> list[bytes]:
     for name, (public, signature, certificate) in zip(names, offers, strict=True):
         where = f"party {client.name!r}, {answer.key}: the key of party {name!r}"
         if len(public) != KEY_SIZE:
-            raise ProtocolError(f"{where} has {len(public)} bytes, expected {KEY_SIZE}. Nothing was sent with it.")
+            raise ProtocolError(f"{where} has {len(public)} bytes, expected {KEY_SIZE}. The key was not used.")
         if name == client.name:
             if public != own:
                 raise ProtocolError(f"{where} differs from the key that it sent; the server changed it.")
         elif client.keys.signer is not None:
             content = _describe_offer(client, name, public)
             if fault := client.keys.signer.find_error(name, certificate, signature, content):
-                raise ProtocolError(f"{where} {fault}. Nothing was sent with it; check the server and that party.")
+                raise ProtocolError(f"{where} {fault}. The key was not used; check the server and that party.")
         found.append(public)
     if len({*found}) < len(found):
         raise ProtocolError(f"party {client.name!r}, {answer.key}: two parties have the same key; check the server.")

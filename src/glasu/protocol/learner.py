@@ -85,7 +85,7 @@ class NodeData:
         stored, is_whole = self._stored, len(nodes) == self.num_nodes
         kind = np.float64 if self.dtype == torch.float64 else np.float32
         if isinstance(stored, np.ndarray):
-            if stored.size <= MAX_PREPARED:  # preparing the rows of each batch would take longer than their layer
+            if stored.size <= MAX_PREPARED:  # preparing the rows of each batch would take longer than the input layer
                 if self._prepared is None:
                     self._prepared = self.preparation.apply(stored, kind)
                 return torch.from_numpy(self._prepared if is_whole else self._prepared[nodes])
@@ -115,7 +115,7 @@ class NodeData:
         return splits.test.copy() if self.has_labels and splits is not None else EMPTY  # torch refuses read-only arrays
 
     def validation_examples(self) -> NodeSet:
-        """Return a copy of the validation examples, or of the fixed subset of `train.evaluate_nodes`."""
+        """Return a copy of the validation examples, or of a fixed subset of size `train.evaluate_nodes`."""
         splits, subset = self.party.splits, self.train.evaluate_nodes
         if not self.has_labels or splits is None:
             return EMPTY
@@ -138,9 +138,10 @@ def make_classifier_stream(seed: int | Secret, layer: int) -> Stream:
     """Return the stream from which the initial classifier is drawn. It is equal at all clients with labels.
 
     Args:
-        seed: if several clients have labels, the public seed, from which the server can also compute the initial
-            classifier. If they also have a warm start, the run key, which the server does not have. If one client has
-            the labels, its private seed, because with a public classifier its first gradient would reveal the labels.
+        seed: the source of the draws. If all clients have labels, they use the public seed, so the server can also
+            compute the initial classifier. With a warm start they use the run key, which the server does not have. A
+            label owner uses its private seed: if its initial classifier were public, its first gradient would reveal
+            the labels.
         layer: L.
     """
     return Stream(seed, "classifier", layer=layer, client=EVERYONE)
@@ -164,7 +165,7 @@ class Learner:
 
         Args:
             config: the run's settings, resolved.
-            data: the rows of the client's nodes.
+            data: the client's features, labels and splits.
             index: m.
             num_clients: M.
             num_outputs: the width of the classifier, or None for a client without labels.
@@ -227,7 +228,10 @@ class Learner:
         return Batch(self.data.features(nodes[0]), blocks, tuple(rows), sample.round, labels, sample.nodes, targets)
 
     def step(self, batch: Batch, step: int | None) -> Step:
-        """Return local step q as an object that runs the layers; None: a forward pass without dropout or gradients."""
+        """Return a local step as an object that runs the layers.
+
+        With `step=None`, the object runs a forward pass without dropout or gradients.
+        """
         return self.steps.make(batch, self.dropout(batch.round, step), recording=step is not None)
 
     def loss_and_gradient(self, step: Step, joint: Tensor, batch: Batch) -> tuple[float, Tensor]:

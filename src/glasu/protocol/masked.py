@@ -1,7 +1,8 @@
 """The exchanges that differ in runs with hidden sums: an encrypted gradient, verdicts, and a comparison of the answers.
 
-Client and server columns. The server forwards encrypted messages. It learns two facts from an evaluation: whether
-training stops, and whether the warm ensemble is the best model so far.
+Client and server columns. In these runs the server adds tensors that it cannot read (masks or ckks). It forwards
+encrypted messages. It learns two facts from an evaluation: whether training stops, and whether the warm ensemble is the
+best model so far.
 
 At the end of a run, the clients compare the running hashes of all answers that they have received. Each client sends a
 proof: an HMAC of its running hash and its client index, under the group key. The server forwards all proofs. Without

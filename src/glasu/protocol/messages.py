@@ -219,7 +219,10 @@ class PartySituation(Message):
 
 @dataclass(frozen=True, eq=False)
 class Candidates(Message):
-    """Server: the candidates of a race, the preferred one first, or its winner, as positions in the candidate list."""
+    """Server: positions in the list of candidates.
+
+    Before a race, these are the candidates that run, the preferred one first. After it, this is the winner.
+    """
 
     values: Annotated[NDArray[np.float64], NumbersField("candidates", lambda shapes: 16)]
 

@@ -1,4 +1,4 @@
-"""One release (`train.release = "once"`): client and server columns, stage by stage.
+"""Runs that release representations only once (`train.release = "once"`): client and server columns, stage by stage.
 
 Let l be the aggregation layer. Each party trains the layers 0..l and a classifier alone (the lower stage). With the
 selected weights, it computes H_m^+[l] at all nodes, releases it once, and receives H[l+1]. Then it trains the layers
@@ -12,9 +12,10 @@ At the end, the parties also release their final class probabilities, and the me
 If the aggregation is a mean, all parties train the lower layers with the same fixed classifier, as in a warm start.
 This makes the representations of different parties comparable, so that their mean is meaningful.
 
-Checkpoints do not contain the aggregate. Every attempt exchanges it again: the same weights give the same rows, and the
-same rows have the same noise. With masks, which require mean aggregation, both the representations and the class
-probabilities are exchanged as masked sums. The parties agree on the keys before the first exchange of every attempt.
+Checkpoints do not contain the aggregate. Every attempt exchanges it again. This reveals nothing new, because the same
+weights give the same rows, and the same rows have the same noise. With masks, which require mean aggregation, both the
+representations and the class probabilities are exchanged as masked sums. The parties agree on the keys before the first
+exchange of every attempt.
 """
 
 from __future__ import annotations

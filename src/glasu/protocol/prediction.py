@@ -228,7 +228,7 @@ def server_prediction(
 
 
 def _server_forward(server: Server, key: Key, num_nodes: int | None, present: Sequence[int] | None) -> Script[None]:
-    """Aggregate the layers of an exact or sampled inference, if any; `num_nodes` is |S[L]|, or None if unknown."""
+    """Aggregate the layers, if any, of an exact or sampled inference. `num_nodes` is |S[L]|, or None if unknown."""
     if not server.aggregation_layers:
         return
     num_rows: Mapping[int, int | None]

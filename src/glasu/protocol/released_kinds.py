@@ -1,4 +1,4 @@
-"""Predict the releases of a client from its settings, so that a policy or a target can refuse them at the start."""
+"""Predict the releases of a client from its settings, so that a policy or a target epsilon can refuse the run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _name_protection(client: Client, kind: str) -> str:
 
 
 def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
-    """Return the kinds that a client releases when it trains with these settings, without keys and proofs."""
+    """Return the kinds that a client releases when it trains with these settings. Keys and proofs are not listed."""
     layers, kinds = config.model.aggregation_layers, []
     if layers:
         kinds = [REPRESENTATION.name, CHANGE.name] if config.wire.feedback else [REPRESENTATION.name]
@@ -85,7 +85,7 @@ def list_kinds(config: RunConfig, *, has_labels: bool) -> list[str]:
 
 
 def count_evaluations(client: Client) -> int:
-    """Return the minimum number of exact inferences in a training run: evaluations, the test and subsets of parties.
+    """Return the minimum number of evaluations in a training run, including the test and the scoring of subsets.
 
     Without early stopping and without a race, the minimum is the exact number.
     """
@@ -96,10 +96,10 @@ def count_evaluations(client: Client) -> int:
 
 
 def list_row_releases(client: Client) -> list[dict[float, int]]:
-    """Return the minimum number of noisy releases in a training run, by noise multiplier, for one or two nodes.
+    """Return the minimum number of times that a training run releases the row of one node with noise.
 
-    The first entry is for a test node. The second entry is for a training node. It exists only if every round uses all
-    training nodes.
+    The numbers are by noise multiplier. The first entry is for a test node. The second entry is for a training node; it
+    exists only if every round uses all training nodes. Without noise the list is empty.
     """
     requested = client.requested
     if not (requested.privacy.adds_noise and has_server(requested)):

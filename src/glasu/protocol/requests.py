@@ -145,12 +145,12 @@ class Evaluated(Event):
     party: str | None = None  # the party, if parties train alone
     last: bool = False  # whether training is over
     bytes: int = 0  # bytes sent so far by all roles; only in a simulation
-    per_client: tuple[float | None, ...] | None = None  # in a combined prediction: first metric of each party alone
-    ensemble: bool = False  # whether this is the ensemble after a warm start: the mean of scores computed alone
+    per_client: tuple[float | None, ...] | None = None  # first metric of each party's own prediction
+    ensemble: bool = False  # whether the model is the warm ensemble: the mean of the parties' own scores
 
     @property
     def is_of_selected_model(self) -> bool:
-        """Whether the evaluated model was the best so far. Only the selected model is tested."""
+        """Whether the evaluated model is the best so far. This is always true in the test."""
         return self.improved or self.split == "test"
 
 
@@ -164,8 +164,8 @@ class CandidateStarted(Event):
     restarts: bool = True  # whether it starts from round 0; the preferred candidate continues if it wins the race
     score: float | None = None  # its best validation score in the race; set at the server, after the race
     other_scores: tuple[float, ...] = ()  # best validation scores of the other candidates
-    # If the candidate was chosen without a race: the setting that prevents a race, or an empty string. None: there is a
-    # race.
+    # If the candidate was chosen without a race: the reason why no race is possible, or an empty string if only this
+    # candidate fits the data. None: there is a race.
     obstacle: str | None = None
     # If the candidate was chosen: the number of releases before the choice, by this client or, in a simulation, by all
     # clients. None at a server.

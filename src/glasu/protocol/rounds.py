@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
-    """Compute the rounds of one window."""
+    """Compute the rounds of one window: successive rounds whose node sets are agreed on together."""
     progress, train = client.progress, client.config.train
     sends_losses = not (client.is_alone or keeps_scores(client.config))
     selects = not evaluates_once(client.config)

@@ -1,5 +1,7 @@
 """Algorithms 2 and 5: agree on the node sets S[l] of all rounds in a window.
 
+A window is a group of successive rounds (`train.prefetch`).
+
 In Algorithm 2 the server draws the batch S[L] and broadcasts it. Here every client with labels draws the same batch
 from `train.seed`, so it is not sent. In Algorithm 5 the label owner draws the batch and sends it.
 

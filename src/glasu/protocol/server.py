@@ -37,7 +37,7 @@ class Server:
         """Start at round 0.
 
         Args:
-            config: the run's settings, resolved. The preset may leave several candidates.
+            config: the run's settings, resolved. If `train.preset` lists several candidates, the run chooses one.
             roster: the names of the parties in client order.
             sizes: the counts of nodes and examples.
             run: the id of the run.

@@ -1,4 +1,4 @@
-"""The two stages of a client in a run with one release: their settings, data and weights.
+"""The two stages of a client in a run with `train.release = "once"`: their settings, data and weights.
 
 `once.py` contains the scripts. This module computes the input of the upper stage. It also joins the weights of both
 stages and separates them again.

@@ -34,7 +34,7 @@ class Identity:
     index: int  # m; at the server, SERVER
     run: bytes
     incarnation: int = 0  # number of starts of this party's process, including the current one
-    attempt: int = 0
+    attempt: int = 0  # number of the attempt; one begins whenever all roles start or resume together
     earlier_rounds: int = 0  # number of rounds of earlier candidates in a race; round numbers in keys start after them
     owner: int | None = field(init=False)  # index of the label owner
 
@@ -116,7 +116,8 @@ class Race:
 class Progress:
     """The part of a role's state that changes from round to round.
 
-    In runs with a server, losses and selection are in the server's progress only.
+    If the server gets losses and metrics, only its progress contains losses and the selection. Otherwise only the
+    progress of clients with labels contains them.
     """
 
     round: int = 0  # the next round
@@ -124,7 +125,7 @@ class Progress:
     stopped: bool = False  # whether training has stopped
     losses: tuple[float, ...] = ()  # the mean loss of every round
     ensemble: bool = False  # whether the selected model is the warm ensemble (`warm_start.py`)
-    race: Race | None = None  # None if the preset leaves nothing to decide
+    race: Race | None = None  # None before a race, and if the preset leaves nothing to decide
     earlier_rounds: int = 0  # number of rounds of earlier candidates, as in `Identity`
     diverged: bool = False  # in a race: whether training diverged; at the server, whether it did at any client
 
@@ -177,7 +178,7 @@ class ClientProgress(Progress):
 
     warm_steps: int = 0  # number of local steps before round 0 that are done
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation so far
-    lower: dict[str, Tensor] = field(default_factory=dict)  # in a run with one release: weights of the lower stage
+    lower: dict[str, Tensor] = field(default_factory=dict)  # weights of the lower stage (`stages.py`)
     best_is_collapsed: bool = False  # whether the selected model has learned nothing
     alpha: float | None = None  # if predictions are smoothed: the weight of the averaged class probabilities
     # With party dropout, at a client with labels: validation metrics of the selected model with some of the parties.
@@ -199,7 +200,7 @@ class ClientState:
     optimizer: Mapping[str, Tensor]
     progress: ClientProgress
     references: Mapping[tuple[str, int], Reference]  # references of representations that are sent as changes
-    ranges: Mapping[tuple[str, int], Tensor]  # ranges of the grids of masked tensors, by kind and layer
+    ranges: Mapping[tuple[str, int], Tensor]  # ranges of the grids of hidden tensors, by kind and layer
     clamped: int = 0  # number of values outside these grids so far
     history: SumHistory = field(default_factory=SumHistory)  # the hidden sums that the client has read
 

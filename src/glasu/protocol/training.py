@@ -1,6 +1,6 @@
 """A whole training run, client and server columns: keys, race, warm start, the rounds of Algorithm 1, and the test.
 
-`rounds.py` contains the rounds. A run with one release (`train.release = "once"`) consists of the stages in `once.py`.
+`rounds.py` contains the rounds. A run with `train.release = "once"` consists of the stages in `once.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-Agreement = TypeVar("Agreement")  # agreed node sets of a window: samples at a client, sizes at the server
+Agreement = TypeVar("Agreement")  # node sets for some successive rounds: samples at a client, sizes at the server
 
 
 def client_script(client: Client) -> Script[dict[str, float]]:
@@ -135,7 +135,10 @@ def _run_windows(
     sample: Callable[[range], Script[Agreement]],
     compute: Callable[[range, Agreement], Script[None]],
 ) -> Script[None]:
-    """Run all rounds of a role. During each window, the clients agree on the node sets of the next window.
+    """Run all rounds of a role, window by window.
+
+    A window is a group of successive rounds (`train.prefetch`). During each window, the clients agree on the node sets
+    of the next window.
 
     Args:
         role: the client or the server.

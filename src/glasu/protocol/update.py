@@ -29,7 +29,7 @@ class Others:
     aggregation: Aggregation  # the aggregation over the clients that are present in the round
     parts: Mapping[int, Tensor]  # {l+1: H_{-m}[l+1]}
     gradient: Tensor | None = None  # G, at a client without labels
-    constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}; exact gradients use it instead of G
+    constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}; with exact gradients, these replace G
 
     def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient of the client's own objective at H_m[l+1], or None."""

@@ -1,14 +1,14 @@
 """Infer edges from node sets: nodes that are proposed together more often than by chance are neighbours.
 
 If a client adds a node v to the targets T, then v has an edge to some u in T. For each pair, the attacker compares two
-rates: how often v was drawn while u was a target, and how often v was drawn in all rounds (its base rate). It computes
-the logarithm of the likelihood ratio
+rates: how often v was drawn while u was a target, and how often v was drawn in all rounds (its base rate). Rounds in
+which v itself was a target do not count. The attacker computes the logarithm of the likelihood ratio
 
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
 E is the number of rounds in which u was a target and v was not. C is the number of these rounds in which v was drawn. b
-is the base rate. If the attacker does not know the targets, every node of the set counts as a target. The logarithms
-for both directions and for all layers are added.
+is the base rate. If the attacker does not know the targets, every node of the set counts as a target, and no round is
+left out. The logarithms for both directions and for all layers are added.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the attacker. It fits
     X ~ Z B,   B = (Z^T Z + penalty I)^-1 Z^T X     at the known nodes
 
 A row of Z contains everything that the attacker knows about a node: the released rows of one or several evaluations,
-and the attacker's own features. It then guesses X at the other nodes. The penalty is chosen by the squared error on a
-fifth of the known nodes.
+and the attacker's own features. The attacker then guesses X at the other nodes. The penalty is chosen by the squared
+error on a fifth of the known nodes.
 
 The smallest penalty is nearly zero: columns of Z have deviation 1, so it is 1e-5 of their sum of squares. It stands in
 for the linear probe, a regression without penalty, which has no unique solution if columns are linearly dependent.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from glasu.privacy.attacks.result import Values
 from glasu.randomness import Stream, draw_distinct
 
-PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # multiplied by the number of known rows / 1000
+PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # multiplied by (number of fitted rows / 1000)
 
 
 def choose_known(num_nodes: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -75,7 +75,8 @@ def _fit(observed: Values, features: Values, penalty: float) -> Callable[[Values
 def measure_word_share(guesses: Values, features: Values) -> float:
     """Return the share of the nonzero features that are among the highest guesses of their row.
 
-    In a row with k nonzero features, the k highest guesses count. So random guesses score the density of the matrix.
+    In a row with k nonzero features, the k highest guesses count. If all rows have the same k, random guesses score the
+    density of the matrix: its share of nonzero values.
     """
     present = features != 0
     counts = present.sum(axis=1)

@@ -35,7 +35,7 @@ def cluster_rows(rows: Values, num_classes: int, seed: int) -> Classes:
 
 
 def match_classes(guesses: Classes, labels: Classes, num_classes: int) -> float:
-    """Return the accuracy under the best assignment of clusters to classes. The attacker does not know it."""
+    """Return the accuracy under the best assignment of clusters to classes, which the attacker does not know."""
     table = np.zeros((num_classes, num_classes), np.int64)
     np.add.at(table, (guesses, labels), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
@@ -51,8 +51,9 @@ def shuffle_labels(labels: Classes, seed: int) -> Classes:
 def solve_labels(gradients: Values, joint: Values, weight: Values, bias: Values) -> Classes:
     """Return the labels, given the classifier.
 
-    Try every class at every node: the correct class explains the node's gradient best. Where a gradient is exactly
-    zero, the owner's dropout removed the column. Dropout scaled the other columns by a factor, which is estimated here.
+    Try every class at every node: the correct class explains the node's gradient best. Where an entry of a gradient is
+    exactly zero, the owner's dropout removed this entry of H[L]. Dropout scaled the other entries by a factor, which is
+    estimated here.
 
     Args:
         gradients: G, a row per node.
@@ -100,7 +101,7 @@ def _fit_classifier(gradients: Values, joint: Values, labels: Classes, num_class
     seen = seen * len(seen)
     seen = seen / seen.norm(dim=1).mean().clamp(min=1e-30)
     means = torch.stack([seen[target[:, each] > 0].mean(dim=0) for each in range(num_classes)])
-    # A column of W points away from the gradients of its class.
+    # Gradients of a class point away from its column of W, so start from their negative means.
     weight = (-means.nan_to_num()).t().contiguous().requires_grad_()
     bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=0.05)
@@ -126,9 +127,9 @@ def choose_labelled(labels: Classes, per_class: int, seed: int) -> NDArray[np.bo
 
 
 def complete_model(rows: Values, labels: Classes, known: NDArray[np.bool_]) -> Classes:
-    """Train a classifier on the few known labels; return its guesses for the other nodes.
+    """Train a classifier on the few known labels, and return its guesses for the other nodes.
 
-    The classifier is then trained again, also on its own most confident guesses (self-training).
+    It is trained three times. The second and the third time, its own most confident guesses are added (self-training).
 
     Args:
         rows: the attacker's data about each node, a row per node.

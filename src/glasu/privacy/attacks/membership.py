@@ -11,9 +11,10 @@ from glasu.privacy.attacks.result import Values
 
 
 def count_common(node_sets: Sequence[Sequence[NDArray[np.int64]]], num_nodes: int) -> Values:
-    """Return a score per node: of the rounds in which any client proposes the node, the share in which all clients do.
+    """Return a score per node: (rounds in which all clients propose it) / (1 + rounds in which any client does).
 
-    Every client's proposal contains the batch, and a batch contains only training nodes.
+    All proposals of a round contain its batch, and a batch contains only training nodes. So training nodes tend to
+    have high scores.
 
     Args:
         node_sets: for each round, one set per client.
