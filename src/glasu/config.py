@@ -308,8 +308,8 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" with its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    If the preset has only one candidate, that candidate is applied as well. Otherwise the candidates stay
-    open until the parties have compared them in a race (`glasu.protocol.race`).
+    If the preset has only one candidate, that candidate is applied as well. Otherwise the run chooses a
+    candidate later (`glasu.protocol.race`).
 
     Returns:
         The resolved settings, and the settings that were replaced because the sampler reads the whole graph:

@@ -13,7 +13,7 @@ from glasu.errors import ConfigError
 from glasu.profiles import Profile
 from glasu.records import describe
 
-# A hidden sum is a sum of the parties' integers, in which the server cannot read any party's integers.
+# In a hidden sum, the server adds the parties' integers but cannot read those of a single party.
 FEWEST_LEVELS = 16  # minimum number of values that an integer of one party can have; fewer would round too coarsely
 FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum; with two, each computes the other's values from the sum
 

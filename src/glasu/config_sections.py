@@ -93,7 +93,7 @@ class ModelConfig(Checked):
     alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: share of the initial representation
     theta: Positive = 0.5  # gcnii: lambda of the GCNII paper
     heads: Count = 4  # number of attention heads of gat
-    residual: bool = False  # every layer also adds H[l] W, its input at the same nodes times a matrix W of its own
+    residual: bool = False  # every layer also adds H[l] W, its input at the same nodes times another weight matrix W
     owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
     def _check(self) -> None:
