@@ -1,9 +1,9 @@
 """The parameters of CKKS for `privacy.secure_aggregation = "ckks"`, and the number of parties that they allow.
 
-A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits,
-multiplied by 2^scale_bits. The last two numbers are a check value for the other numbers (`glasu.privacy.encryption`).
-Decryption gives a number with an error below 1/2, so rounding gives the number itself. The error has a bound that
-always holds, not only with high probability:
+A ciphertext is two polynomials with `degree` coefficients modulo `modulus`. It holds degree / 2 numbers of 32 bits.
+Each number is multiplied by 2^scale_bits before it is encrypted. The last two numbers are a check value for the other
+numbers (`glasu.privacy.encryption`). Decryption gives a number with an error below 1/2, so rounding gives the number
+itself. The error has a bound that always holds, not only with high probability:
 
     parties * degree * (LARGEST_NOISE + 1/2) / 2^scale_bits       1/2: rounding of a coefficient
 """
@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NUMBER_BITS = 32  # size of the numbers in a ciphertext, and of their sums
-LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as the difference of two sums of 21 bits
+LARGEST_NOISE = 21  # SEAL draws the noise of a coefficient as a sum of 21 random bits minus another such sum
 ALLOWED_ERROR = 1 / 8  # maximum error of a decrypted number; computing with floats adds a smaller error
-CHECK_WORDS = 2  # numbers of a ciphertext that hold the check value: its two digits
+CHECK_WORDS = 2  # how many numbers of a ciphertext hold the check value; each holds one of its two digits
 CHECK_DIGIT_BITS = 24  # size of one of these digits
-CHECK_PRIME = 2**48 - 59  # the check value is below this greatest prime of two digits; it must exceed 2^NUMBER_BITS
-# degree -> the greatest total number of bits of the primes for 128 bits of security (homomorphicencryption.org, 2018)
+# Check values are computed modulo this prime, the greatest that fits into two digits. It must exceed 2^NUMBER_BITS.
+CHECK_PRIME = 2**48 - 59
+# degree -> the maximum sum of the primes' sizes in bits for 128 bits of security (homomorphicencryption.org, 2018)
 SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 
 

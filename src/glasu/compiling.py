@@ -1,7 +1,7 @@
-"""Compile loops with numba. A loop is compiled at its first call and cached on disk.
+"""Compile numerical functions, called loops here, with numba. A loop is compiled at its first call and cached on disk.
 
-The first run on a machine compiles for some seconds and logs one line about it. `read_clock` and `compile_seconds`
-exclude this time from the measured time of a run and report it separately.
+The first run on a machine compiles for some seconds and logs one line about it. `read_clock` stops during this time, so
+the measured time of a run does not include it. `compile_seconds` returns it.
 """
 
 from __future__ import annotations

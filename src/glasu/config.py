@@ -39,7 +39,7 @@ SMALL_GRAPH = 30_000  # maximum number of nodes for which "auto" means the full 
 
 
 class Override(typing.TypedDict):
-    """A setting that the method or the sampler replaced."""
+    """A setting that the method, the sampler or the data replaced."""
 
     requested: Any
     used: Any
@@ -86,7 +86,7 @@ class RunConfig(ConfigSections):
 
     @property
     def data_seed(self) -> int:
-        """The seed of splits and edges."""
+        """The seed of the data: of the synthetic graph, its division among clients, and the splits."""
         return self.train.seed if self.data.seed is None else self.data.seed
 
     def replace(self, **changes: FlatSettings) -> Self:
@@ -98,8 +98,8 @@ class RunConfig(ConfigSections):
         """Return the sections as plain values that JSON and TOML can hold.
 
         Args:
-            given: omit the keys that were not set. A copy of the config needs this, because a preset may still choose
-                the omitted keys.
+            given: omit the keys that were not set. If a config is built from the result, its preset can still choose
+                values for these keys.
         """
         found: dict[str, dict[str, Any]] = {}
         for item in dataclasses.fields(self):
@@ -308,8 +308,8 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
 def resolve(config: RunConfig, num_nodes: int) -> tuple[RunConfig, dict[str, Override]]:
     """Replace "auto" with its value for a graph of this size. `glasu.data.methods` applies `train.method`.
 
-    If the preset has only one candidate, that candidate is applied as well. Otherwise a race decides
-    (`glasu.protocol.race`).
+    If the preset has only one candidate, that candidate is applied as well. Otherwise the run chooses a
+    candidate later (`glasu.protocol.race`).
 
     Returns:
         The resolved settings, and the settings that were replaced because the sampler reads the whole graph:

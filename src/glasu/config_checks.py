@@ -1,4 +1,7 @@
-"""The rules that concern several sections of a run. RunConfig applies them in a fixed order and reports one fault."""
+"""The rules that concern several sections of the settings.
+
+RunConfig applies them in a fixed order and reports one fault.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from glasu.errors import ConfigError
 from glasu.profiles import Profile
 from glasu.records import describe
 
-FEWEST_LEVELS = 16  # minimum number of levels of one party's integers in a hidden sum; fewer would round too coarsely
+# In a hidden sum, the server adds the parties' integers but cannot read those of a single party.
+FEWEST_LEVELS = 16  # minimum number of values that an integer of one party can have; fewer would round too coarsely
 FEWEST_SUMMED = 3  # minimum number of parties in a hidden sum; with two, each computes the other's values from the sum
 
 
@@ -71,7 +75,7 @@ def check_sections(config: ConfigSections) -> None:
 
 
 def _check_once(config: ConfigSections, method: Any) -> None:
-    """Refuse settings that a run with one release cannot use; list all of them."""
+    """Refuse settings that a run with `train.release = "once"` cannot use; list all of them."""
     model, train, named = config.model, config.train, _name(config, "train", "release")
     layers, last = model.aggregation_layers, model.num_layers - 1
     if method.prescribes("train", "release"):  # the method replaces most of these settings
@@ -121,12 +125,12 @@ def _check_examples(config: ConfigSections, method: Any) -> None:
 
 
 def _check_noise(config: ConfigSections, method: Any) -> None:
-    """Refuse settings with which anything except noisy rows would leave a party, if it depends on the party's data."""
+    """Refuse settings with which a party would send noisy rows and also other values that depend on its data."""
     train, noise = config.train, _name(config, "privacy", "dp_noise_multiplier")
     if config.wire.feedback:
         raise ConfigError(
-            f"wire.feedback=true: with {noise} the change of a row would carry the error of earlier releases, "
-            "which depends on clean rows; remove it."
+            f"wire.feedback=true: with {noise} the change that is sent for a row would contain the error of its last "
+            "release, and this error depends on clean rows; remove it."
         )
     if train.label_owner is not None:
         raise ConfigError(
@@ -150,21 +154,21 @@ def _check_noise(config: ConfigSections, method: Any) -> None:
             "aggregation layer."
         )
     if not train.releases_once and train.sampled_evaluation:
-        raise ConfigError(f"train.sampled_evaluation=true: with {noise} only an exact test is possible; remove it.")
+        raise ConfigError(f"train.sampled_evaluation=true: with {noise} the test must be exact; remove it.")
     if train.party_dropout:
         raise ConfigError(
-            f"train.party_dropout={train.party_dropout}: after the last round the parties score subsets and send "
-            f"metrics, but with {noise} only noisy rows may be released; remove it."
+            f"train.party_dropout={train.party_dropout}: after the last round the parties send metrics of subsets of "
+            f"the parties, but with {noise} only noisy rows may be released; remove it."
         )
 
 
 def _check_feedback(config: ConfigSections) -> None:
-    """Refuse error feedback if rows differ from round to round, or if changes cannot be added."""
+    """Refuse error feedback if rounds use rows of different nodes, or if the server cannot add changes of rows."""
     train, named = config.train, "wire.feedback=true"
     if not (train.sampler == "auto" or reads_whole_graph(train.sampler)) or train.batch_size not in ("auto", 0):
         others = quote(registry.select("sampler", reads_whole_graph=True))
         raise ConfigError(
-            f"{named}: sends changes of earlier rows, so every round must use the same rows, but "
+            f"{named}: sends each row as the change since its last release, so every round must use the same rows, but "
             f"train.sampler={train.sampler!r} with train.batch_size={train.batch_size!r} draws different rows; use "
             f"sampler = {others} and batch_size = 0, or remove wire.feedback."
         )
@@ -181,7 +185,7 @@ def _check_feedback(config: ConfigSections) -> None:
 
 
 def _check_hiding(config: ConfigSections) -> None:
-    """Refuse settings under which a hidden sum protects nothing, or cannot be read."""
+    """Refuse settings with which a hidden sum would protect no party, or the parties could not use it."""
     train, wire, hiding = config.train, config.wire, _name(config, "privacy", "secure_aggregation")
     num_clients = config.data.num_clients
     precision = registry.load("encoding", wire.precision)
@@ -297,5 +301,5 @@ def find_release_layer(num_layers: int) -> int:
 
 
 def count_levels(bits: int, num_clients: int) -> int:
-    """Return the number of values of one party's integer, so that the sum over all parties is below 2^bits."""
+    """Return how many values an integer of one party may have, so that the sum over all parties is below 2^bits."""
     return int((2**bits - 1) // num_clients)

@@ -1,4 +1,4 @@
-"""The sections of a run: the keys, their defaults, and the rules that need one section only."""
+"""The sections of the settings: the keys, their defaults, and the rules that need one section only."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ class DataConfig(Checked):
     num_clients: Count = 3  # M
     edge_fraction: Annotated[float, Bounds(0, 1, "it is the share of the edges that each client gets")] = 0.8
     partition: Annotated[str, Choice("partition")] = "features"
-    # Dirichlet parameter of the clients' shares: shares of columns for "importance", shares of edges for "edges"
+    # Dirichlet parameter of the clients' shares: of the columns if partition = "importance", of the edges if "edges"
     concentration: Annotated[float, Bounds(0.001, 1_000_000, "small values give unequal shares")] = 1.0
-    # for "correlation": the share of columns that are redistributed, which puts correlated columns at different clients
+    # if partition = "correlation": the share of the columns that are redistributed. Without redistribution, correlated
+    # columns are at one client; redistribution puts them at different clients.
     correlation: Annotated[float, Bounds(0, 1)] = 0.5
     split: Split = "paper"
     seed: Seed | None = None  # None: train.seed
@@ -92,7 +93,7 @@ class ModelConfig(Checked):
     alpha: Annotated[float, Bounds(0, 1)] = 0.1  # gcnii: share of the initial representation
     theta: Positive = 0.5  # gcnii: lambda of the GCNII paper
     heads: Count = 4  # number of attention heads of gat
-    residual: bool = False  # every layer adds its own input at the same rows, multiplied by a separate weight matrix
+    residual: bool = False  # every layer also adds H[l] W, its input at the same nodes times another weight matrix W
     owner_layers: Annotated[int, Bounds(0, MAX_LAYERS)] = 0  # dense layers of the label owner before its classifier
 
     def _check(self) -> None:
@@ -125,7 +126,7 @@ class TrainConfig(Checked):
     sampling: Literal["node", "layer"] = "node"
     blocks: Literal["drawn", "induced"] = "drawn"
     fanout: Count = 3
-    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # maximum size of S_m[l]
+    max_nodes: Annotated[int, Bounds(0, MAX_COUNT, "0 means no limit")] = 0  # maximum size of a node set S_m[l]
     backward: Literal["local", "joint"] = "local"
     # "once": parties train alone, release one representation, and train their upper layers on the fixed aggregate
     release: Literal["rounds", "once"] = "rounds"
@@ -143,7 +144,7 @@ class TrainConfig(Checked):
     stop_at: Annotated[float, Bounds(0, 1, "it is a share, and 0 means never")] = 0.0  # stop at this validation score
     seed: Seed = 0
     evaluate_every: Count = 10
-    evaluate_nodes: Natural = 0  # number of validation nodes, a fixed random subset; 0: all
+    evaluate_nodes: Natural = 0  # size of the fixed random subset of validation nodes that is evaluated; 0: all
     sampled_evaluation: bool = False
     checkpoint_every: Annotated[int, Bounds(0, MAX_COUNT, "0 means never")] = 1
     prefetch: Annotated[int, Bounds(0, 1024, "at most 1024 rounds fit into one message")] = 16
@@ -222,17 +223,17 @@ class PrivacyConfig(Checked):
     blind_server: bool = False  # masks: hide sums from the server as well; with ckks the server never sees sums
     # whether hidden sums of two parties are allowed, although each party learns the other's values from the sum
     allow_two_parties: bool = False
-    # hidden sums: the largest absolute value on the first grid, which is used until there is an aggregate
+    # with masks or ckks, values are rounded to a grid from -r to r; before the first aggregate, r is derived from this
     range: Positive = 8.0
 
     @property
     def way_to_hide(self) -> Any:
-        """The row of `glasu.privacy.secure_aggregation` that hides tensors from the server."""
+        """The object in SECURE_AGGREGATIONS (`glasu.privacy.secure_aggregation`) that the settings name."""
         return registry.load("secure aggregation", self.secure_aggregation)
 
     @property
     def hides_parts(self) -> bool:
-        """Whether the server adds the parts of parties without reading them, so that it sees no scores either."""
+        """Whether the server adds the parties' tensors without reading them. If so, it does not see scores either."""
         return bool(self.way_to_hide.hides_parts)
 
     @property
@@ -241,8 +242,8 @@ class PrivacyConfig(Checked):
         return self.dp_noise_multiplier > 0
 
     def _check(self) -> None:
-        # A profile may set keys on which other keys depend. So `RunConfig` repeats this check after it has applied the
-        # profile.
+        # A profile may set keys on which other keys depend. So if there is a profile, `RunConfig` looks for unused keys
+        # after it has applied the profile.
         if registry.load("profile", self.profile).is_empty and (faults := self.list_unused_keys()):
             raise ConfigError(" ".join(faults))
         for name in ("dp_noise_multiplier", "dp_noise_multiplier_gradients", "dp_noise_multiplier_probabilities"):
@@ -278,7 +279,7 @@ class PrivacyConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSections:
-    """The sections of a run. `RunConfig` checks that they fit together."""
+    """All sections of the settings. `RunConfig` checks that they fit together."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,4 +1,4 @@
-"""Every error that GLASU raises on purpose. The command line prints it as one line and exits with its code."""
+"""Every error that GLASU raises on purpose. The command line prints it as one line and exits with its `exit_code`."""
 
 import copyreg
 from typing import Any
@@ -7,7 +7,8 @@ from typing import Any
 class GlasuError(Exception):
     """An error that a user can fix. The message names the value, the rule that it breaks, and the remedy.
 
-    In a network run, the other roles receive `code` and `public_message` and nothing else about the error.
+    In a network run, the other roles (the server and the other parties) receive `code` and `public_message` and nothing
+    else about the error.
     """
 
     code = "error"  # a code for programs; an instance may have a more precise code

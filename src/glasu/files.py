@@ -75,7 +75,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     It waits while no file descriptor is free.
 
     Raises:
-        OSError: the file cannot be written. Its `filename` is `path`, even when the disk is full.
+        OSError: the file cannot be written. Its `filename` is `path`, even if the system names no file (full disk).
     """
     retry_without_descriptors(lambda: _write_once(path, content, mode))
 
@@ -168,7 +168,7 @@ def name_file(path: Path) -> Iterator[None]:
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Lock a folder for this process. The system releases the lock when the process ends, even after kill -9.
 
-    If nothing was written to the folder, the lock file is also removed.
+    At the end, the lock file is removed if the folder contains no other file.
 
     Args:
         folder: created if it does not exist.
@@ -194,7 +194,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     try:
         yield
     finally:
-        with suppress(OSError):  # removal is safe: a waiting process opens the file again
+        with suppress(OSError):  # removal is safe: filelock refuses a lock on a removed file
             if [path.name for path in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
         lock.release()

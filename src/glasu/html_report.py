@@ -52,8 +52,8 @@ def format_row(report: RunReport) -> tuple[str, ...]:
 def format_rows(reports: Mapping[str, RunReport]) -> list[tuple[str, ...]]:
     """Format the rows of a table, one per run. After a run in which parties train alone, add a row for the best party.
 
-    The best party has the best score on the validation nodes, by its model or by label propagation. Only its first
-    metric is known.
+    The best party has the best score on the validation nodes, by its model or by label propagation. The row contains
+    only the first metric of the task, because the other metrics of the party are not known.
     """
     rows = []
     for name, report in reports.items():

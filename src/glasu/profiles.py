@@ -54,12 +54,13 @@ _BLIND = {"secure_aggregation": "masks", "blind_server": True}
 PROFILES: dict[str, Profile] = {
     "off": Profile(),
     "server": Profile({"privacy": _BLIND}),
-    # Other parties see few sums of few columns: one layer, few evaluations, 8 bits.
+    # Other parties see few sums (one layer aggregates, evaluations are rare), with few columns and 8 bits per number.
     "lean": Profile(
         {"privacy": _BLIND, "model": {"aggregation_layers": ONLY_LAST}},
         {"model": {"hidden": 16}, "train": {"evaluate_every": 50}, "wire": {"precision": "int8"}},
     ),
-    # One release of noisy rows; noise grows with the number of columns. Noisy class probabilities would be useless.
+    # Every party releases noisy rows once. The rows have few columns, because noise grows with the number of columns.
+    # Class probabilities stay at the parties, because with noise they would be useless.
     "dp": Profile(
         {"privacy": _BLIND, "train": {"release": "once"}},
         {"privacy": {"dp_noise_multiplier": 1.0, "release_probabilities": False}, "model": {"hidden": 16}},

@@ -90,7 +90,7 @@ def scale_words(words: NDArray[np.uint64], bounds: NDArray[np.int64] | int) -> N
 
 
 def draw_smallest(candidates: NDArray[np.int64], count: int, low: np.uint64, high: np.uint64) -> NDArray[np.int64]:
-    """Draw `count` of the candidates, which are distinct, uniformly: those with the smallest words. Sort the result."""
+    """Draw `count` of the distinct candidates uniformly: take those with the smallest words, and sort them."""
     if count >= len(candidates):
         return np.sort(candidates)
     return np.sort(candidates[np.argpartition(draw_words(low, high, candidates), count)[:count]])

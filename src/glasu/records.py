@@ -17,7 +17,7 @@ a dataclass                      an object
 X | Y                            the first alternative that fits
 Any                              any plain value
 Annotated[X, Bounds(...)]        X, with a minimum and a maximum value
-Annotated[str, Choice(...)]      one of the names of a seam
+Annotated[str, Choice(...)]      one of the names of a seam (`glasu.registry`)
 Annotated[X, Length(...)]        X, with a minimum and a maximum length
 any other class                  an instance of the class, which the caller has inserted
 """
@@ -164,7 +164,7 @@ class Checked:
         self._check()
 
     def choices(self) -> dict[str, str]:
-        """Return the chosen implementation of every seam that a field names."""
+        """Return {seam: chosen name} for all fields that choose an implementation of a seam."""
         return {
             rule.seam: getattr(self, name)
             for name, hint in read_type_hints(typing.cast(Any, type(self))).items()

@@ -58,7 +58,7 @@ EXTENSIBLE = tuple(name for name, seam in SEAMS.items() if seam.base is not None
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
-_sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of its errors
+_sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of errors about it
 _extensions: dict[str, Extension] = {}
 _loading: list[str] = []  # names of the extensions that are being imported, innermost last
 

@@ -84,7 +84,7 @@ class AloneScores:
 
 
 def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores) -> list[AloneScores]:
-    """Return the scores of the parties alone: first of all models, then of label propagation. Skip missing scores."""
+    """Return the scores of the parties alone: those of models, then those of label propagation. Skip missing scores."""
     found = []
     for by, key in (("model", "per_client"), ("label propagation", "per_client_propagation")):
         scores = (getattr(split, key) or () for split in (validation, test))
@@ -95,11 +95,11 @@ def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores)
 
 
 def find_best_party(report: RunReport, baseline: Baseline | None = None) -> AloneScores | None:
-    """Return the party alone, with its model or label propagation, that is best on the validation nodes.
+    """Return the scores of the best party alone, with its model or label propagation. Validation scores decide.
 
     Args:
         report: the run of the parties.
-        baseline: the scores of the parties alone, on the same data; None: those of the run.
+        baseline: the scores of the parties alone, on the same data; None: use the scores in `report`.
     """
     scores = report if baseline is None else baseline
     if scores.validation is None or scores.test is None:
@@ -151,7 +151,7 @@ class Traffic(JsonRecord):
     bytes_to_clients: int = 0
     headers_to_server: int = 0  # the part of `bytes_to_server` that is not content; the ledger counts the content
     messages: int = 0
-    exchanges: int = 0
+    exchanges: int = 0  # an exchange: messages of the clients to the server, and its answers
     by_kind: Mapping[str, int] = field(default_factory=dict)
     by_phase: Mapping[str, int] = field(default_factory=dict)
     exchanges_by_phase: Mapping[str, int] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class HistoryEntry(JsonRecord):
 
 @dataclass(frozen=True)
 class CandidateSummary(JsonRecord):
-    """A candidate of the preset that fitted the data of the parties."""
+    """One set of settings among which the preset chose. It fits the data of the parties."""
 
     settings: FlatSettings  # the settings in which this candidate differs from the others
     score: float | None  # validation score after the race; None: there was no race, or the candidate diverged
@@ -203,14 +203,14 @@ class CandidateSummary(JsonRecord):
 
 @dataclass(frozen=True)
 class RaceSummary(JsonRecord):
-    """The choice of the preset."""
+    """How the preset chose between its candidates. In a race, each candidate trains for some rounds."""
 
     preset: str
-    rounds: int  # rounds of every candidate in the race; 0: the rules left one candidate
+    rounds: int  # rounds of every candidate in the race; 0: only one candidate was left, so there was no race
     candidates: tuple[CandidateSummary, ...]  # the preferred candidate first
     bytes: int  # bytes of the run before the choice, including repeated rounds
     exchanges: int
-    releases: Mapping[str, int] | None = None  # by party, if the role knows them; None at a server
+    releases: Mapping[str, int] | None = None  # number of releases before the choice, by party; None at a server
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class LedgerSummary(JsonRecord):
     """The totals of one party's releases."""
 
     party: str
-    head: str  # the last chain value; zeros if the ledger is not stored
+    head: str  # the last value of the hash chain; zeros if the ledger is not stored
     length: int  # number of records when the report was written, including records of earlier runs
     releases: tuple[Mapping[str, str | int], ...]
 
@@ -269,7 +269,8 @@ class MaskSummary(JsonRecord):
 
     blind_server: bool  # whether the server sees no sums
     signatures: str  # whether the keys of the parties are signed
-    # Number of values outside the grid, by party. A party knows only its own number. None in a run with noise.
+    # Number of values that were clamped (`privacy/column_grids.py`), by party. A party knows only its own number. None
+    # in a run with noise.
     clamped: Mapping[str, int] | None = None
 
     @classmethod
@@ -280,7 +281,7 @@ class MaskSummary(JsonRecord):
         from glasu.privacy.secure_aggregation import find_secure_aggregation  # loads numpy
 
         blind = config.privacy.blind_server or find_secure_aggregation(config.privacy).hides_sums
-        # The number depends on data, and no noise is added to it. So a run with noise writes it to no shared file.
+        # The number of clamped values depends on the data and has no noise. So the report of a run with noise omits it.
         return cls(blind, signatures, None if config.privacy.adds_noise else clamped)
 
 
@@ -318,8 +319,8 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    # After a warm start without masks and ckks: the parties have agreed on the key of the common classifier. This field
-    # states whether the keys that they used for the agreement are signed. The server does not know this.
+    # After a warm start with neither masks nor ckks, in which the parties agree on keys only to derive the common
+    # classifier: whether these keys are signed. The server does not know this.
     warm_start_keys: str | None = None
     differential_privacy: RowPrivacy | None = None  # privacy of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
@@ -358,7 +359,7 @@ class PrivacySummary(JsonRecord):
 def list_versions(config: RunConfig | None = None) -> dict[str, str]:
     """Return the versions that affect the bits of a run: of Python, of packages and of the extensions in `config`.
 
-    A server may have neither torch nor scipy.
+    Packages that are not installed are omitted. A server may have neither torch nor scipy.
     """
     found = {"python": platform.python_version(), "glasu": __version__}
     for package in ("torch", "torch_geometric", "numpy", "scipy"):
@@ -425,7 +426,7 @@ class RunReport(Report):
     history: tuple[HistoryEntry, ...]
     losses: tuple[float, ...]
     parties: tuple[PartySummary, ...]
-    overridden: Mapping[str, Override]  # settings that the method or the sampler replaced, by name
+    overridden: Mapping[str, Override]  # settings that the method, the sampler or the data replaced
     race: RaceSummary | None = None  # set if the preset had to decide between candidates
     notes: tuple[str, ...] = ()  # lines about the data
     baselines: Mapping[str, Baseline] = field(default_factory=dict)  # by method, if baselines were trained
@@ -464,7 +465,8 @@ class Baseline(JsonRecord):
     validation: SplitScores | None = None
     bytes: int = 0
     exchanges: int = 0
-    settings: FlatSettings | None = None  # the keys in which the tried settings differ; None: only one was tried
+    # The chosen values of the keys in which the tried settings differ; None: only one set of settings was tried.
+    settings: FlatSettings | None = None
     refused: str | None = None
 
     @classmethod
@@ -503,7 +505,7 @@ class PredictionReport(JsonRecord):
     party: str | None = None
     parties: tuple[str, ...]  # the parties that trained the model
     missing: tuple[str, ...] = ()  # the parties that were absent from the prediction
-    validation: Mapping[str, float] | None = None  # stored validation scores without the missing parties
+    validation: Mapping[str, float] | None = None  # validation scores of the other parties, from the model
     training: str | None = None  # the run that trained the model
     requested: int | None = None  # number of nodes that this party requested
     received: int | None = None  # number of nodes whose prediction this party received

@@ -33,7 +33,7 @@ def test_an_audit_prints_totals_and_writes_a_page(world):
     assert "prediction, run" in done.stdout
     assert "policy SHA-256" in done.stdout
     assert "FAILED" not in done.stdout
-    assert "<h1>What left the parties a, b, c</h1>" in (world / "run" / "audit.html").read_text()
+    assert "<h1>Data that left the parties a, b, c</h1>" in (world / "run" / "audit.html").read_text()
     found = json.loads(glasu("audit", world / "run", "--json", "--out", world / "page.html").stdout)
     assert [ledger["party"] for ledger in found["ledgers"]] == ["a", "b", "c"]
     assert {check["level"] for check in found["checks"]} == {"good"}

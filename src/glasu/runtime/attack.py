@@ -271,7 +271,8 @@ def attack_features(attacker: Attacker) -> Iterator[AttackResult]:
     nodes = evaluations[0].nodes if evaluations else np.arange(attacker.seen.num_nodes)
     rounds = attacker.seen.average_rounds(attacker.target)
     if rounds.size and rounds.any():
-        # If only one layer aggregates, evaluations have rows for validation nodes only, and training rounds have none.
+        # If only one layer aggregates, evaluations have rows only for validation nodes, and training rounds have rows
+        # only for training nodes.
         seen = nodes if rounds[nodes].any() else np.flatnonzero(rounds.any(axis=1))
         yield from _guess_features(attacker, seen, {"training rounds": [rounds[seen]]})
     variants: dict[str, list[Values]] = {}

@@ -1,6 +1,7 @@
 """Audit the ledgers in a run's folder: verify them, compute totals, and compare them with reports and recorded heads.
 
-Nothing is written or repaired here. Torch is loaded only for ledgers with noise.
+A head is the last chain value of a ledger; other roles record it during a run (`glasu.privacy.ledger`). Nothing is
+written or repaired here. Torch is loaded only for ledgers with noise.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class AuditedLedger(JsonRecord):
 
 @dataclass(frozen=True)
 class _ReadLedger:
-    """A ledger, its chain values, and the heads of other ledgers that it records."""
+    """A ledger, its chain values, and the heads of other ledgers that are recorded in it."""
 
     report: AuditedLedger
     chains: tuple[str, ...]  # the chain value after each record

@@ -105,7 +105,7 @@ own data. A better attack may recover more.</p>
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>GLASU audit</title><style>{PAGE_STYLE}</style></head><body>
-<h1>What left {html.escape(_list_parties(audit))}</h1>
+<h1>Data that left {html.escape(_list_parties(audit))}</h1>
 <p>Folder <code>{html.escape(audit.folder)}</code>, audited on {when}.</p>
 <p class="verdict {level}">{html.escape(describe_verdict(audit))}</p>
 {_render_checks(audit.checks)}
@@ -116,9 +116,9 @@ message headers. If a round was repeated after a crash, its releases are counted
 {"".join(map(_render_ledger, audit.ledgers))}
 {attacked}<h2>Kinds of content</h2>
 {render_table(("kind", "meaning"), meanings, 2)}
-<footer>A hash chain proves that no record was changed, moved or omitted. It does not prove that the last records are
-complete. Only the heads that other parties recorded can prove this. A party that changes this program can release data
-without an entry in the ledger.</footer>
+<footer>A hash chain proves that no record was changed, moved or omitted. It does not prove that no record was cut off
+at the end. Only the heads that other parties recorded can prove this. A party that changes this program can release
+data without an entry in the ledger.</footer>
 </body></html>
 """
 
@@ -134,7 +134,7 @@ def _render_ledger(ledger: AuditedLedger) -> str:
     for run in ledger.runs:
         parts += [f"<h3>{html.escape(describe_run(run))}</h3>"]
         parts += [
-            render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>Nothing left.</p>"
+            render_table(HEADINGS, map(list_total_cells, run.totals), WORDS) if run.totals else "<p>No releases.</p>"
         ]
     if ledger.differential_privacy is not None:
         spent = html.escape(_describe_privacy(ledger.differential_privacy))

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig]:
     """Return the settings that the baselines of a run try: one without a preset, and one for every candidate.
 
-    The preset chooses among candidates for GLASU. For a fair comparison, each baseline also chooses among them: it uses
-    the settings with its best score on the validation nodes.
+    For the run, the preset chooses among candidates, which are sets of settings. For a fair comparison, each baseline
+    also chooses among them: it uses the settings with its best score on the validation nodes.
 
     Args:
         config: the requested settings of the run.
@@ -42,7 +42,7 @@ def list_settings(config: RunConfig, race: RaceSummary | None) -> list[RunConfig
 def train_baselines(
     settings: Sequence[RunConfig], load: Callable[[RunConfig], Sequence[PartyData]]
 ) -> dict[str, Baseline]:
-    """Return the results of every baseline, by method. Each uses the settings that are best on the validation nodes.
+    """Return the results of every baseline, by method. A baseline uses its best settings on the validation nodes.
 
     Args:
         settings: the settings to try. If several of them have the same effect on parties that train alone, only the

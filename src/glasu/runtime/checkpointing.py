@@ -8,8 +8,8 @@ schema number is derived from the fields. So if the fields have changed since a 
 
 Two rules make exact resume possible (docs/reliability.md). A role keeps its last two checkpoints. The checkpoint of
 round t is durable before the role sends its first message of round t+1. If either rule were broken, a crash could leave
-the roles without a common round. `Store` and `Saver` handle the state of one role, or the states of all roles of a
-simulation together (`runtime/simulation_checkpoints.py`).
+no round for which every role has a checkpoint. `Store` and `Saver` handle the state of one role, or the states of all
+roles of a simulation together (`runtime/simulation_checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHECKPOINT_MAGIC, LAYOUT = b"GLCP", 8  # the layout number changes with the layo
 HEAD, LENGTH = struct.Struct("<4sI32s"), struct.Struct("<Q")  # LENGTH: size of the JSON header of the safetensors body
 KEPT = 2
 SUFFIX = ".checkpoint"
-ROUND, WARM = "round", "warm"  # unit of the number in a checkpoint's name: rounds, or warm steps
+ROUND, WARM = "round", "warm"  # what the number in a checkpoint's name counts: rounds, or steps of the warm start
 START = "start"  # used as the digest of round 0
 TENSOR = "$tensor"  # {TENSOR: name} in the JSON is a reference to the tensor of that name
 FLOATS = "$floats"  # {FLOATS: name} is a reference to a long list of floats, such as the losses of all rounds

@@ -1,4 +1,7 @@
-"""Resume scripts. No other module does this. The runtimes perform the requests that scripts yield."""
+"""Resume scripts, the generators that run a role's algorithm and yield requests. No other module resumes scripts.
+
+The runtimes perform the requests.
+"""
 
 from __future__ import annotations
 

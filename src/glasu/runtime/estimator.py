@@ -22,9 +22,9 @@ from glasu.runtime.trained_model import TrainedModel
 class _Estimator(BaseEstimator):  # type: ignore[misc]
     """One model over several parties. `fit` and `predict` take the list of parties instead of X.
 
-    Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
-    A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
-    `report_` is the `RunReport` and `model_` the `TrainedModel`.
+    Labels and splits belong to the parties: `fit` trains on the training nodes and selects the weights with the best
+    score on the validation nodes. A parameter that is None takes its value from `config`, or else from the defaults of
+    `RunConfig`. After `fit`, `report_` is the `RunReport` and `model_` the `TrainedModel`.
     """
 
     model_: TrainedModel
@@ -88,10 +88,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 class GLASUClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """One classifier over several parties. `fit` and `predict` take the list of parties instead of X.
 
-    Labels and splits belong to the parties: `fit` trains on the training nodes and selects on the validation nodes.
-    A parameter that is None takes its value from `config`, or else from the defaults of `RunConfig`. After `fit`,
-    `report_` is the `RunReport`, `model_` the `TrainedModel`, and `classes_` has the names of the classes. `predict`
-    returns class names, or 0 and 1 per class for a multi-label task.
+    Labels and splits belong to the parties: `fit` trains on the training nodes and selects the weights with the best
+    score on the validation nodes. A parameter that is None takes its value from `config`, or else from the defaults of
+    `RunConfig`. After `fit`, `report_` is the `RunReport`, `model_` the `TrainedModel`, and `classes_` has the
+    names of the classes. `predict` returns class names, or 0 and 1 per class for a multi-label task.
     """
 
     classes_: NDArray[Any]

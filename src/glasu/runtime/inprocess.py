@@ -184,7 +184,7 @@ def run_together(
 
 
 def run_alone(clients: Sequence[ScriptRun], each: Map = map) -> None:
-    """Run clients that exchange no messages to the end."""
+    """Run clients to their end; they exchange no messages."""
     for sent in run_until_blocked(clients, [deque() for _ in clients], each):
         assert not any(sent), "clients without a server must not send messages"
 

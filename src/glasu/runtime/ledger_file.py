@@ -31,7 +31,7 @@ from glasu.privacy.ledger import (
 )
 
 LEDGER = "ledger.jsonl"
-LEDGERS = "ledger"  # folder of the ledgers of all parties, in one process
+LEDGERS = "ledger"  # folder with a ledger for each party, if all parties are in one process
 SALT_BYTES = 32
 
 
@@ -200,7 +200,8 @@ def close_ledger(ledger: Ledger) -> None:
 def keep_run(ledgers: Mapping[str, Ledger]) -> Iterator[None]:
     """Exchange the heads of all ledgers of one process before and after a run, record the end, and close the files.
 
-    If the block fails, the files are closed, and the run counts as unfinished.
+    The head of a ledger is its last chain value. If the block fails, the files are closed, and the run counts as
+    unfinished.
     """
     try:
         _exchange_heads(ledgers)

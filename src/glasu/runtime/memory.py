@@ -88,8 +88,9 @@ def _list_training_needs(config: RunConfig, parties: Sequence[PartyData]) -> Ite
 def estimate_samples(config: RunConfig, party: PartyData) -> int:
     """Return the bytes of the samples that a party stores at the same time: the samples of two consecutive windows.
 
-    In each round there is one draw per layer l, and the sampler estimates its size. If the parties agree on S[l],
-    storing S[l] takes 8 |S[l]| additional bytes. The estimate assumes that all parties draw equally many nodes.
+    A window is a group of `train.prefetch` rounds that are sampled together. In each round there is one draw per layer
+    l, and the sampler estimates its size. If the parties agree on S[l], storing S[l] takes 8 |S[l]| additional bytes.
+    The estimate assumes that all parties draw equally many nodes.
 
     Args:
         config: the settings, resolved.

@@ -1,4 +1,7 @@
-"""Extract what a role can read from its messages: index sets, and gradients and representations with their nodes."""
+"""Extract what a role can read in its messages: sets of nodes (index sets), gradients and representations.
+
+Every row of a gradient or representation comes with its node.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from glasu.protocol.sampling import owner_publishes_nodes, owner_sends_batches
 from glasu.runtime.transcript import RecordedTensor, RoleView
 from glasu.wire.message_key import SERVER, Phase
 
-Sets = dict[tuple[int, int], NodeIds]  # by round and l
+Sets = dict[tuple[int, int], NodeIds]  # by round and layer l
 
 
 class NodeRows(NamedTuple):
@@ -138,8 +141,8 @@ class Observation:
         """Return what the role knows about a client's representations in exact evaluations on validation nodes.
 
         The rows belong to the lowest layer that aggregates. There is a row for every node, or only for the validation
-        nodes if a single layer aggregates. The server reads the client's own part. With `aggregates`, the result is the
-        aggregate of all clients. A party reads the mean of the parts of all other parties.
+        nodes if a single layer aggregates. The server reads the client's own part. A party reads the
+        mean of the parts of all other parties. With `aggregates`, the result is the aggregate of all clients instead.
         """
         found = self.view.matrices(Joint, Phase.EVALUATION)
         if not aggregates:

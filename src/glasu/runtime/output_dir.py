@@ -12,7 +12,7 @@ from glasu.errors import ConfigError
 from glasu.records import FlatSettings, RecordError, Sections, parse_json, read_record
 from glasu.report import PartySummary
 
-Writer = Literal["train", "server", "party", "provision", "other"]  # other: cannot continue earlier results
+Writer = Literal["train", "server", "party", "provision", "other"]  # "other" cannot continue any results
 SERVING, JOINING, PREDICTING, ALIGNING = "serving.json", "joining.json", "predicting.json", "aligning.json"
 REPORT, MODEL = "report.json", "model/model.toml"
 PARTY, KIT, PRIVATE_KEY = "party.toml", "kit.toml", "key.pem"
@@ -26,7 +26,7 @@ SHOWN_DIFFERENCES = 4
 
 @dataclass(frozen=True)
 class UsedSetting:
-    """A setting that the method or the sampler replaced."""
+    """A setting that the method, the sampler or the data replaced."""
 
     requested: Any
     used: Any
@@ -47,7 +47,7 @@ class FinishedRun:
 
 
 def refuse_contents_of_others(out: Path, writer: Writer, party: str | None = None) -> None:
-    """Refuse an --out folder that contains anything except earlier results of the same writer.
+    """Refuse an --out folder that contains results of another writer, a party's data, a kit or keys.
 
     Args:
         out: the folder, which need not exist.
@@ -119,9 +119,9 @@ def list_differences(differences: Mapping[str, tuple[object, object]]) -> str:
 def _find_differences(run: FinishedRun, config: RunConfig) -> dict[str, tuple[object, object]]:
     """Return the settings in which a finished run differs from the requested settings.
 
-    A report contains the resolved settings of its run. So the requested settings are first resolved for the same number
-    of nodes. If the method or the data replaced a setting, the two requested values are compared instead. If the preset
-    has several candidates, the run may have used any candidate.
+    A report contains the resolved settings of its run. So the requested settings are first resolved for the number of
+    nodes in that run. If the method, the sampler or the data replaced a setting, the two requested values are compared
+    instead. If the preset has several candidates, the run may have used any candidate.
     """
     from glasu.data.methods import override_settings  # loads scipy, which a server installation does not have
 
@@ -146,7 +146,7 @@ def _flatten(sections: Sections) -> FlatSettings:
 
 
 def _find_contents(out: Path) -> list[tuple[Writer | None, str]]:
-    """List the results in a folder: for each result, the writer that may continue it and a description."""
+    """List the contents of a folder: for each, the writer that may continue it (None: no writer) and a description."""
     found: list[tuple[Writer | None, str]] = []
     if (out / PARTY).is_file():
         found.append((None, f"a party's data ({PARTY})"))

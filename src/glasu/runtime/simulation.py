@@ -361,7 +361,7 @@ def _run_scripts(
                 action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
         if reports:
             telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # all parties do the same
+            if reporter is not None and not alone and isinstance(action, RoundDone):  # it stands for all parties
                 action = replace(action, party=None)
         elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
             return

@@ -57,7 +57,7 @@ class RunFile:
 class SimulationCheckpoints:
     """Collects the states of all roles after a round and writes them in the background.
 
-    Roles save from their own threads. The last role of a round starts the writing. The runtime calls
+    Roles save from their own threads. The last role that saves a round starts the writing. The runtime calls
     `wait_until_durable` before a role sends its next message.
     """
 
@@ -78,7 +78,7 @@ class SimulationCheckpoints:
             config: the resolved settings.
             data: digests of the parties' data, by party, in client order.
             telemetry: the telemetry, which is saved with the roles.
-            server: whether the run has a server.
+            server: whether a server takes part in the rounds, so that it saves its state.
             secrets: commitments of the parties' secrets, by party; None if no secrets were given.
         """
         self.config, self.telemetry = config, telemetry

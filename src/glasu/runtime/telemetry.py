@@ -303,7 +303,7 @@ class Telemetry:
             losses: the loss of every round, as one sequence for the server, or as one sequence per party.
             parties: the data of each party.
             weights_sha256: the digest of the selected weights of each party.
-            overridden: the settings that the method or the sampler replaced.
+            overridden: the settings that the method, the sampler or the data replaced.
             privacy: the protection of the released tensors.
             race: the candidates of the preset and its choice; None if there was only one candidate.
             alone: the parties that were evaluated alone; None if they were evaluated together.

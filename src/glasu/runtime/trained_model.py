@@ -421,7 +421,7 @@ def _list_files(folder: Path) -> set[str]:
 
 def _read_weights(folder: Path, client: ClientEntry, config: RunConfig) -> dict[str, Tensor]:
     """Read one client's weights and compare them with the manifest."""
-    file = folder / Path(client.file).name  # ignore any folder in the manifest, so that no file outside is read
+    file = folder / Path(client.file).name  # use only the name of the file, so that no file outside `folder` is read
     try:
         weights: dict[str, Tensor] = load(file.read_bytes())
     except SafetensorError as error:

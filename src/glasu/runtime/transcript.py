@@ -57,7 +57,8 @@ class TranscriptManifest:
     parties: tuple[str, ...]
     num_nodes: int
     config: Sections  # the settings that were given; a preset decides the other settings
-    # Both are known at the end of the run. `first_round` is the winner's first round, as numbered in message keys.
+    # The next two fields are known at the end of the run. `first_round` is the number of the first round of the race's
+    # winner in message keys (`glasu.protocol.race`); 0 without a race.
     final_config: Sections | None = None  # all settings
     first_round: int = 0
 
@@ -114,7 +115,7 @@ class TranscriptWriter:
         """Record the settings of the finished run.
 
         Args:
-            config: the settings, of the winner if there was a race.
+            config: the settings; after a race, those of the winner.
             first_round: the winner's first round, as numbered in message keys; 0 without a race.
         """
         self._manifest = replace(self._manifest, final_config=config.to_dict(), first_round=first_round)
