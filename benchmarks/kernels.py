@@ -97,7 +97,7 @@ def main() -> None:
         lambda: matrix @ np.zeros((COLUMNS, WIDTH), np.float32),
     )
     add(
-        "dropout mask of as many values",
+        "dropout mask for the same rows",
         lambda: kernels.fill_mask(*split_key(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,
