@@ -198,7 +198,7 @@ def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """The runs of one setting: one run, and so one point of the curve, for each value of TQ."""
+    """The runs of one setting. Each value of TQ has one run, which is one point of the curve."""
 
     num_clients: int
     layers: int  # K

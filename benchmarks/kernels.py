@@ -1,7 +1,7 @@
 """How fast are the compiled kernels, compared with the library functions that they replace?
 
-The script measures the CPU time of one thread, in alternating turns of one process. Each ratio is the median over the
-turns.
+The script measures the CPU time of one thread. A kernel and its library function run in alternating turns, in one
+process. Each ratio is the median over the turns.
 """
 
 from __future__ import annotations
