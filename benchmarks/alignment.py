@@ -1,9 +1,10 @@
 """How long does a private alignment of 233,000 ids per party take, and how many bytes does it send?
 
 The script writes one shuffled table of ids per party and aligns the folders in this process. The option --common sets
-the share of the ids that all tables contain. A party multiplies every point of every set once, so the seconds grow with
-the number of ids and with the number of parties. In a real alignment, the parties compute at the same time on different
-machines; "alone" is the computing time of one party, estimated from 2,000 points.
+the share of the ids that all tables contain. Every id becomes a point of an elliptic curve, and every party multiplies
+the points of all parties by its secret number. So the seconds grow with the number of ids and with the number of
+parties. In a real alignment, the parties compute at the same time on different machines; "alone" is the computing time
+of one party, estimated from 2,000 points.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ their settings and, after the colon, the attacked data:
 
     rounds    labels at all parties, neighbour sampling, 90 rounds, nine evaluations: features, training nodes
     sets      1,000 rounds with a tiny network: edges from index sets
-    owner-N   labels at one party, 30 rounds, with N = 0, 1 and 2 owner layers: labels
+    owner-N   labels at one party, 30 rounds, with `model.owner_layers` = N = 0, 1 and 2: labels
     pair      two parties: the representation of the other party
 
 In a fifth run, `split`, a server sends different answers to different parties for one round. Parties have secrets, as
 they have in a run over a network. A cell says "refused" if GLASU refuses the run with the settings of the column. The
-column "own data" is the score of a role that uses its own data and public facts, but no messages. Where this score
-differs with the settings of another column, that column shows its own value in brackets.
+column "own data" is the score of a role that uses its own data and public facts, but no messages. This score is
+computed with the settings of the first column whose run is not refused. If the settings of another column change the
+score, that column shows the changed score in brackets.
 """
 
 from __future__ import annotations

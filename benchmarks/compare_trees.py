@@ -49,7 +49,7 @@ class Rounds:
 
     train: dict[str, Any]  # the keys of [train] that differ from the paper's settings
     data: dict[str, Any]
-    windows: int = 2  # number of timed windows
+    windows: int = 2  # number of timed windows, each of WINDOW rounds
     dense: bool = False  # whether to store sparse features as a dense array
 
 
@@ -134,7 +134,7 @@ def work(cases: Sequence[str]) -> None:
     from glasu import train  # the checkout's own package, which PYTHONPATH selects
 
     for name in cases:
-        seconds(name, 2)  # two windows, so that the agreement on the node sets of a later window also runs once
+        seconds(name, 2)  # the second window also runs the code that agrees on the node sets of a later window
     print("ready", flush=True)
     for line in sys.stdin:
         name = line.strip()

@@ -1,10 +1,10 @@
-"""How much accuracy is lost if 16 or 8 bits are sent instead of 32 (paired by seed), and how many bytes are saved?
+"""How much accuracy is lost, and how many bytes are saved, if numbers are sent with 16 or 8 bits instead of 32?
 
     python benchmarks/compression.py --datasets cora,pubmed --seeds 5 --jobs 2
 
 The modes send different tensors. Stale updates send representations. Exact gradients also send gradients. A label
-owner also sends the gradient at H[L]. Paired runs have the same data, split, initial weights and dropout. Runs that are
-in the output folder are not repeated.
+owner also sends the gradient at H[L]. Runs are paired by seed: paired runs have the same data, split, initial weights
+and dropout. Runs that are in the output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WIDTHS = (64, 128, 192)
 ALLOWED_LOSS = 0.3  # int8 may lose this many points of accuracy
-ALLOWED_SHARE = 0.27  # int8 tensors / fp32 tensors, largest ratio allowed from width 128 on
+ALLOWED_SHARE = 0.27  # at widths of 128 and more, int8 tensors may have this share of the bytes of fp32 tensors
 
 
 def make_config(dataset: str, mode: str, precision: str, **train: Any) -> RunConfig:
@@ -63,7 +63,7 @@ def row(mode: str, precision: str, results: Sequence[RunResult], exact: Sequence
 
 
 def tensor_bytes(dataset: str, mode: str, precision: str, hidden: int) -> int:
-    """Count the tensor bytes of the rounds until the first evaluation, of this evaluation and of the test."""
+    """Train until the first evaluation; return the tensor bytes of the rounds, of this evaluation and of the test."""
     config = make_config(dataset, mode, precision)
     config = config.replace(model={"hidden": hidden}, train={"num_rounds": config.train.evaluate_every})
     return int(simulate(load_parties(config), config).report.traffic["by_kind"]["tensor"])
@@ -89,14 +89,15 @@ def main() -> None:
         run_missing(args.out, [run for some in planned.values() for run in some], args.jobs)
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
         lines = [row(*cell, results, found[cell[0], "fp32"]) for cell, results in found.items()]
-        print(f"\n{dataset}, {args.seeds} seeds; allowed for int8: -{ALLOWED_LOSS} points\n")
+        print(f"\n{dataset}, {args.seeds} seeds; int8 may lose at most {ALLOWED_LOSS} points against fp32\n")
         print(markdown(["mode", "precision", "test %", "against fp32", "bytes"], lines), flush=True)
     dataset, lines = args.datasets.split(",")[0], []
     for mode in modes:
         for hidden in WIDTHS:
             sizes = [tensor_bytes(dataset, mode, precision, hidden) for precision in PRECISIONS]
             lines.append([mode, str(hidden), *(f"{size / sizes[0]:.4f}" for size in sizes)])
-    print(f"\n{dataset}: tensor bytes against fp32; allowed for int8 from width 128 on: {ALLOWED_SHARE}\n")
+    print(f"\n{dataset}: bytes of the tensors, divided by the bytes with fp32.")
+    print(f"At widths of 128 and more, at most {ALLOWED_SHARE} is allowed for int8.\n")
     print(markdown(["mode", "hidden", *PRECISIONS], lines))
 
 

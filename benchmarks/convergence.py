@@ -2,9 +2,10 @@
 
 The plot shows the mean over t and q of |grad L(W^{t,q}; D)|^2 as a function of TQ. Each run is one point, and its step
 size is c (TQ)^-1/2. L is the sum of the clients' losses over all training nodes with all edges. Autograd computes the
-gradient of L through all clients together, at 64 of the TQ updates. These are the first updates and then one update
-from each of a series of growing intervals, weighted by the length of its interval. Tables show the bias and variance of
-the sampled gradient, and the angle between the gradient of Algorithm 1 and the exact gradient.
+gradient of L through all clients together, at some of the TQ updates. To choose them, the script divides the TQ updates
+into at most 64 intervals of growing length. It measures one update of each interval and weights it by the length of the
+interval. Tables show the bias and variance of the sampled gradient, and the angle between the gradient of Algorithm 1
+and the exact gradient.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from tables import markdown
 
 STEP = 1.0  # c; the step size is c (TQ)^-1/2 for all Q, K and M
 NUM_USERS = 2000
-SPLIT = (0.5, 0.1, 0.1)  # many training nodes: a network that memorises all of them has no gradient noise
+SPLIT = (0.5, 0.1, 0.1)  # many training nodes: if the network could memorise all of them, the noise would vanish
 UNSAMPLED: dict[str, Any] = {"sampler": "full", "batch_size": 0, "num_rounds": 1, "num_local_steps": 1}
 LAST = 0.25  # "late" means this last fraction of a run
 
 
 def base_config() -> RunConfig:
-    """Return the base setting: three layers, two aggregated; four stale steps on a batch with sampled neighbours."""
+    """Return the base setting: two of three layers aggregate, four local steps per round, sampled neighbours."""
     return RunConfig(
         model=ModelConfig(
             backbone="sage",
@@ -97,7 +98,7 @@ class ExactGradient:
         self.labels = self.clients[0].data.labels(train)
 
     def at(self, weights: Sequence[Tensor]) -> tuple[float, Tensor]:
-        """Return the loss and its flat gradient at the given weights, one vector per client."""
+        """Return the loss and its flat gradient at the given weights; `weights` contains one vector per client."""
         off, hidden = make_no_dropout(), list(self.features)
         models = [client.learner.model for client in self.clients]
         for model, vector in zip(models, weights, strict=True):
@@ -197,12 +198,12 @@ def _record(client: Client, chosen: set[int], trace: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """One setting, run for every TQ."""
+    """The runs of one setting. Each value of TQ has one run, which is one point of the curve."""
 
     num_clients: int
     layers: int  # K
     steps: int  # Q
-    pooled: bool  # whether the data was pooled and divided again, as required unless M = 3
+    pooled: bool  # True: data was pooled and divided among M clients; False: the three departments are the clients
     points: list[Point]
 
     def slope(self, late: bool = False) -> float:
@@ -261,7 +262,10 @@ def sampling_error(
 def local_against_joint(
     config: RunConfig, parties: Sequence[PartyData], weights: Sequence[Tensor]
 ) -> tuple[float, float, float]:
-    """Compare the first step of Algorithm 1 with the exact gradient: cosine, cosine below H[L], ratio of norms."""
+    """Compare the gradient of the first step of Algorithm 1 with the exact gradient.
+
+    Returns the cosine over all weights, the cosine over the weights below H[L], and the ratio of the norms.
+    """
     exact = ExactGradient(config, parties)
     joint = exact.at(weights)[1]
     local = protocol_gradients(config.replace(train=UNSAMPLED | {"backward": "local"}), parties, weights)[0]
@@ -318,7 +322,10 @@ def draw(curves: Sequence[Curve], out: Path) -> None:
 
 
 def _guides(axes: Axes, updates: Sequence[int]) -> None:
-    """Draw the two slopes of the paper, starting above the first points of the curves."""
+    """Draw the two slopes of the paper: -1/2 in the bound of Theorem 1, and -1 in its text.
+
+    The lines start above the first points of the curves.
+    """
     low, high = axes.get_ylim()
     start, span = high * 1.3, np.array([updates[0], updates[-1]], float)
     for exponent, style, text in ((-0.5, "--", "slope −1/2 (the bound)"), (-1.0, ":", "slope −1 (the text)")):
@@ -381,7 +388,7 @@ def main() -> None:
         ]
         for curve in curves
     ]
-    print("Mean squared norm of the exact gradient; slope in the paper: -1/2 by the bound, -1 by the text\n")
+    print("Mean squared norm of the exact gradient; slope in the paper: -1/2 in the bound, -1 in the text\n")
     print(markdown(header, rows) + "\n")
 
     start = weights_of(build(base, parties))

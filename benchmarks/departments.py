@@ -26,10 +26,10 @@ SPLIT = (0.1, 0.2, 0.5)  # labels are scarce: one user in ten is a training node
 
 @dataclass(frozen=True)
 class Department:
-    """The data of one department: one group per interest, and how clearly the features and the network show it."""
+    """The data of one department: groups of interests, and how clearly features and network show a user's group."""
 
     name: str
-    groups: tuple[int, ...]  # the group of each interest; the data does not separate interests of one group
+    groups: tuple[int, ...]  # the group of each interest; the data does not separate interests of the same group
     num_features: int
     separation: float  # distance of the group centres from the origin; noise has variance 1 per column
     average_degree: float

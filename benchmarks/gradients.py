@@ -10,14 +10,15 @@ joint        Q = 1: all clients descend the sum of the losses; its gradient is g
 repeat       Q = 4: every step uses the g_joint of step 0
 corrected    Q = 4: step q uses (g_m(W_q) - g_m(W_0)) + g_joint(W_0), where g_m is the gradient of "local"
 activation   Q = 4: client m descends L_m + sum over l in I of <C_l, H_m^+[l]> / M, where C_l is the gradient at H[l+1]
-             summed over all clients, minus the client's own gradient there; at step 0 the result equals g_joint
+             summed over all clients, minus the client's own gradient there; at step 0 the gradient of this sum is
+             g_joint
 
-The last three gradients use the dropout masks of step 0 in all steps of a round. The budget is either a number of
-exchanges or a CPU time. A round with K aggregation layers costs K exchanges with "local" and 2 K exchanges with the
-other gradients. The CPU budget is the CPU time of the fastest gradient. For each budget and gradient, the step size is
-chosen from STEPS so that neither the next larger nor the next smaller step has a better mean validation score.
-"corrected" needs one more forward pass than the other gradients, because each forward pass allows only one backward
-pass.
+The last three gradients use the dropout masks of step 0 in all steps of a round. All gradients are compared at the same
+budget, which is either a number of exchanges or a CPU time. A round with K aggregation layers costs K exchanges with
+"local" and 2 K exchanges with the other gradients. Every gradient trains for a fixed number of rounds, and the CPU
+budget is the CPU time of the shortest of these runs. For each budget and gradient, the step size is chosen from STEPS
+so that neither the next larger nor the next smaller step has a better mean validation score. "corrected" needs one more
+forward pass than the other gradients, because each forward pass allows only one backward pass.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Case:
     model: dict[str, Any]
     weight_decay: float
     score: str = "accuracy"
-    # Whether to descend the mean of the losses. With Adam, this is the same as their sum and M times the weight decay.
+    # Whether to descend the mean of the losses. With Adam, this equals descending their sum with M times the decay.
     mean_of_losses: bool = False
 
     @property
@@ -88,7 +89,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Method:
-    """A gradient."""
+    """One of the compared gradients, and the length and cost of its runs."""
 
     Q: int
     rounds: int  # number of rounds that are computed
@@ -257,7 +258,7 @@ class Training:
 
 
 def drain(script: Generator[Any, Any, Result]) -> Result:
-    """Run a script that exchanges no messages to its end, and return its result."""
+    """Run a script to its end and return its result. The script must not exchange messages."""
     while True:
         try:
             next(script)
@@ -341,7 +342,7 @@ class Comparison:
         if budget == "exchanges":
             return EXCHANGES // (METHODS[method].exchanges * len(self.case.model["aggregation_layers"]))
         known = {method for method, _, _ in self.curves}
-        # The CPU budget is that of the fastest method. The curves of all other methods last at least as long.
+        # The CPU budget is the CPU time of the shortest run. The runs of all other methods last at least as long.
         allowed = min(METHODS[each].rounds * self.seconds(each) for each in known)
         return round(allowed / self.seconds(method) / EVERY) * EVERY
 

@@ -1,7 +1,7 @@
 """How fast are the compiled kernels, compared with the library functions that they replace?
 
-The script measures the CPU time of one thread, in alternating turns of one process. Each ratio is the median over the
-turns.
+The script measures the CPU time of one thread. A kernel and its library function run in alternating turns, in one
+process. Each ratio is the median over the turns.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
         lambda: matrix @ np.zeros((COLUMNS, WIDTH), np.float32),
     )
     add(
-        "dropout mask of as many values",
+        "dropout mask for the same rows",
         lambda: kernels.fill_mask(*split_key(1), np.uint8(128), np.float32(2), mask),
         "Philox",
         lambda: np.random.Philox(key=1).random_raw(len(mask) // 8).view(np.uint8) >= 128,

@@ -4,10 +4,11 @@
     python benchmarks/masks.py --datasets cora --modes stale --seeds 1 --rounds 10 --jobs 1 \
         --kinds "masks fp32,ckks fp32,masks int8,ckks int8"
 
-The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. Paired runs have the
-same data, split, initial weights and dropout. Every kind is compared with the plain run at the same precision and with
-plain fp32. The first comparison shows the cost of the protection; the second also includes the cost of the precision.
-The script adds these plain runs to --kinds. Runs that are in the output folder are not repeated.
+The modes are those of `compression.py`: stale updates, exact gradients, and labels at one party. A kind is a
+protection and a precision, such as "masks int8" or "plain fp32". Paired runs have the same data, split, initial weights
+and dropout. Every kind is compared with the plain run at the same precision and with plain fp32. The first comparison
+shows the cost of the protection; the second also includes the cost of the precision. The script adds these plain runs
+to --kinds. Runs that are in the output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ def time_masking(bits: int, repeats: int = 200) -> tuple[float, float]:
 
 
 def time_encryption(bits: int, repeats: int = 20) -> list[float]:
-    """Return the megabytes of a ciphertext, and the median CPU milliseconds to encrypt, to add M and to decrypt."""
+    """Return the megabytes of a ciphertext, and the median CPU milliseconds of three operations.
+
+    The operations are to encrypt a tensor, to add the ciphertexts of M clients, and to decrypt the sum.
+    """
     encoding, cipher = Ciphertexts(bits, CLIENTS), CkksCipher()
     clients = [
         CkksEncryption(
@@ -158,7 +162,7 @@ def time_encryption(bits: int, repeats: int = 20) -> list[float]:
 def main() -> None:
     """Print the time to hide a tensor, then the accuracies and bytes of every data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default="cora", help="comma-separated; if empty, time only the hiding")
+    parser.add_argument("--datasets", default="cora", help="comma-separated; if empty, time only masks and ckks")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--kinds", default=",".join(DEFAULT_KINDS), help=f"comma-separated, of {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=5)
@@ -174,7 +178,7 @@ def main() -> None:
     torch.set_num_threads(1)
     np.seterr(all="ignore")
     lines = [[f"2^{bits}", *(f"{each:.2f}" for each in time_masking(bits))] for bits in (32, 16, 8)]
-    print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; limit for the sum: {ALLOWED_MS}\n")
+    print(f"{ROWS} x {COLUMNS} values, M = {CLIENTS}, CPU milliseconds; limit for both together: {ALLOWED_MS}\n")
     print(markdown(["ring", "rounding", "masks"], lines), flush=True)
     if "ckks" in args.kinds:
         lines = [[f"2^{bits}", *(f"{each:.1f}" for each in time_encryption(bits))] for bits in (32, 16, 8)]
@@ -191,7 +195,7 @@ def main() -> None:
         run_missing(args.out, [run for some in planned.values() for run in some], args.jobs)
         found = {cell: results_of(args.out, some) for cell, some in planned.items()}
         listed = [row(*cell, found) for cell in found]
-        print(f"\n{dataset}, {args.seeds} seeds; allowed for masks: -{ALLOWED_LOSS} points against plain\n")
+        print(f"\n{dataset}, {args.seeds} seeds; masks may lose at most {ALLOWED_LOSS} points against plain\n")
         print(markdown(HEADINGS, listed), flush=True)
 
 

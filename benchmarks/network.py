@@ -1,10 +1,10 @@
 """How much longer does a run take over mutual TLS and on slow links? How much memory does the server use?
 
-The script starts one `glasu serve` and three `glasu join` processes on this machine, as users do, and makes kits for
-them. A relay simulates a slow link: in each direction and for each party, it delays every byte by half a round trip and
-limits the bandwidth. Seconds are wall time. The time of a round is the difference between the reports of a long and a
-short run, divided by the additional rounds, so it contains neither start nor evaluation. The time of a whole run goes
-from the first command to the last exit.
+The script starts one `glasu serve` and three `glasu join` processes on this machine, as users do, and makes kits (keys
+and certificates) for them. A relay simulates a slow link: in each direction and for each party, it delays every byte by
+half a round trip and limits the bandwidth. Seconds are wall time. The time of a round is the difference between the
+times of a long and a short run, divided by the number of additional rounds, so it contains neither start nor
+evaluation. The time of a whole run goes from the first command to the last exit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tables import markdown, place, show
 
 GLASU = [sys.executable, "-m", "glasu.cli.main"]
 SHORT, LONG = 20, 120  # rounds of the short and the long run
-BUFFERED = 0.02  # with limited bandwidth, the relay accepts as many bytes in advance as it sends in these seconds
+BUFFERED = 0.02  # seconds; with limited bandwidth, the relay buffers about as many bytes as it sends in this time
 CORA = """
 [data]
 name = "{name}"

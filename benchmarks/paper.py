@@ -1,4 +1,7 @@
-"""The paper's settings and dense features, with the public API only, because compare_trees.py runs two versions."""
+"""The paper's settings, and parties with dense features.
+
+This module uses only the public API, because compare_trees.py runs it with two versions of GLASU.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def paper_settings(**train: object) -> RunConfig:
 
 
 def dense_twin(party: PartyData) -> PartyData:
-    """Return the party with dense features. PartyData would make them sparse."""
+    """Return the party with dense features. The constructor of PartyData would make them sparse again."""
     twin: PartyData = copy.copy(party)
     dense = party.features.toarray() if hasattr(party.features, "toarray") else party.features
     object.__setattr__(twin, "features", dense)

@@ -2,8 +2,8 @@
 
     python benchmarks/partition_steps.py --datasets cora,minesweeper
 
-All methods try the same step sizes with the same seed, which the published tables do not use. The score is the best
-score on the validation nodes; test nodes are not read. The score of "standalone" is the mean over the parties.
+All methods try the same step sizes with the same seeds. The published tables do not use these seeds. The score is the
+best score on the validation nodes; test nodes are not read. The score of "standalone" is the mean over the parties.
 `ensemble` and `smooth` train in the same way as `standalone`, so they use its step size. Pooled data is the same for
 every partition.
 """

@@ -2,11 +2,12 @@
 
     python benchmarks/party_dropout.py --datasets cora,pubmed,facebook_pages --seeds 10 --runs dropout.csv
 
-The runs have three parties, splits of 60, 20 and 20 %, and default settings without a race (`preset = "none"`). For
-each seed, the script trains a model without dropout and a model with each dropout rate. "all" is the test accuracy of
-all parties in per cent. "two" is the mean over the three pairs of parties that predict without the third. If a model
-was trained without dropout, GLASU refuses such a prediction, but this script computes it anyway. In brackets is the 90
-% interval of the paired difference from the model without dropout. Runs in the file are not repeated.
+With party dropout, each party contributes nothing to a round with a given probability, the dropout rate. The runs have
+three parties, splits of 60, 20 and 20 %, and default settings without a preset. For each seed, the script trains a
+model without dropout and a model with each dropout rate. "all" is the test accuracy of all parties in per cent. "two"
+is the mean over the three pairs of parties that predict without the third. If a model was trained without dropout,
+GLASU refuses such a prediction, but this script computes it anyway. The brackets contain the 90 % interval of the
+paired difference from the model without dropout. Runs in the file are not repeated.
 """
 
 from __future__ import annotations

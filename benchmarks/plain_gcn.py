@@ -3,8 +3,8 @@
 These models are the baseline for `centralized`. They use the same splits, all features and all edges. Every step uses
 the whole graph, and the epoch is selected on validation nodes. If the relations of a data set are parties, the script
 also measures each party alone and a linear probe. The probe is a logistic regression on A_hat^2 X, once for each party
-and once for all parties concatenated. The relations of DBLP have millions of edges among 4,057 nodes. For these
-relations A_hat is a dense matrix, which computes the same function as PyG's layers but is faster.
+and once for the concatenated columns of all parties. The relations of DBLP have millions of edges among 4,057 nodes.
+For these relations A_hat is a dense matrix, which computes the same function as PyG's layers but is faster.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""What does one release cost, and what do row noise and randomised labels cost in accuracy?
+"""How accurate are runs that release representations only once, and what do row noise and randomised labels cost?
 
     python benchmarks/privacy.py --datasets cora --parts once,noise,labels
 
-The runs use gcnii with four layers, release the output of the second layer (`train.release = "once"`), and use defaults
-otherwise. Every party selects its weights on validation nodes, and no setting was chosen on test nodes.
+The runs use gcnii with four layers and `train.release = "once"`: parties train the first two layers alone, release the
+output of the second layer once, and train the layers above it on the fixed aggregate. All other settings have their
+defaults. Every party selects its weights on validation nodes, and no setting was chosen on test nodes.
 
 `once` shows the bytes, the test accuracy of the averaged prediction, and the mean test accuracy of the single parties,
 each with its own upper layers. `noise` shows epsilon at delta 1e-5 and clip 1, for a zeroed row (sensitivity 1) and for
-a replaced row (sensitivity 2). The column "releases" says how often the row is released while the data exists; one run
-releases it once. Class probabilities stay at the parties, so the test accuracy is the mean over the parties. `labels`
-shows randomised response of the training labels without noise, with one release and with ordinary rounds (Q = 4).
+a replaced row (sensitivity 2). A run releases every row once, and epsilon covers as many runs on the same data as the
+column "releases" says. Class probabilities stay at the parties, so the test accuracy is the mean over the parties.
+`labels` shows randomised response of the training labels. These runs have no noise on the rows, and either release
+representations once or train in ordinary rounds (Q = 4).
 
 The three baselines are the parties alone, the mean of their class probabilities (ensemble), and this mean after
 propagation (smooth). Only the parties alone release nothing.
@@ -45,7 +47,7 @@ def make_config(args: argparse.Namespace, dataset: str, aggregation: str, seed: 
 
 
 class LowerStage:
-    """The lower stage of a finished run. Another run continues from it."""
+    """The trained layers below the release. A run that differs only in noise continues from them."""
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         self.progress = ClientProgress(best_weights=weights)

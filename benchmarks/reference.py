@@ -153,7 +153,7 @@ class PlainRounds:
         return found
 
     def round(self) -> None:
-        """Sample, infer jointly and update: one step with the joint gradient if `joint`, otherwise Q local steps."""
+        """Sample, infer jointly and update: one step with backward = "joint", otherwise Q local steps."""
         sets = self.sample()
         batches, labels = self.batches(sets), self.labels[sets[0][-1]]
         if self.config.train.backward == "joint":

@@ -1,8 +1,8 @@
 """How fast is a round, compared with plain implementations and with the peak of the machine?
 
-The script measures the CPU time of one process with one torch thread, in alternating turns. Each ratio is the median
-over the turns. Our time covers the whole round of all parties and the server: sampling, exchange, encoding, ledger and
-optimiser.
+The script measures the CPU time of one process with one torch thread. The implementations run in alternating turns, and
+each ratio is the median over the turns. Our time covers the whole round of all parties and the server: sampling,
+exchange, encoding, ledger and optimiser.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How fast are sampling and blocks, compared with dense matrices and Python lists?
 
-The script measures one round of all clients: it draws S_m[0..L], forms the unions below aggregation layers, and builds
-the blocks. "Same sets" builds induced blocks from the sets that the plain program has drawn. "lean" draws sets and
-builds blocks with default settings. Times are CPU time in alternating turns, and ratios are medians.
+The script measures one round of all clients: it draws S_m[0..L], forms the unions of the node sets below aggregation
+layers, and builds the blocks. The plain programs are those of reference.py. "Same sets" builds induced blocks from the
+sets that the plain program has drawn. "lean" draws sets and builds blocks with default settings. Times are CPU time.
+The programs run in alternating turns, and each ratio is the median over the turns.
 
 With --large, the script measures one client of a graph of Reddit's size. It compares the time of all draws and blocks
 of a round with the time of one dense block, which a plain program builds with a mask over all edges. There are two

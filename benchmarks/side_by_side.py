@@ -1,6 +1,6 @@
 """How much CPU time does a round between processes take in this checkout and in another one, under the same load?
 
-    python benchmarks/side_by_side.py OLD_TREE [--cases small,cora]
+    python benchmarks/side_by_side.py OLD_TREE [--cases "small;cora"]
 
 A server and three parties of each checkout train at the same time on this machine, so other load slows down both
 checkouts alike. Alternating runs (compare_trees.py) are less exact: on a busy machine their times vary by a factor of

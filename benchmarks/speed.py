@@ -1,10 +1,12 @@
 """How many rounds per second does one core compute, which phases take the time, and does the graph size matter?
 
 The script measures CPU time of one process with one torch thread for all clients and the server. The paper's seconds
-come from another machine. The last column is the time of the authors' program, measured once on a similar machine.
+come from another machine. The last column of the first table is the time of the authors' program, measured once on a
+similar machine.
 
-The smallest graphs have a degree of at least 16, so nearly every node has more neighbours than are drawn. A denser
-graph therefore adds few rows, and the ratio shows the cost of a row.
+All synthetic graphs have an average degree of at least 16, so nearly every node has more neighbours than are drawn. A
+round therefore reads almost the same number of rows in a denser graph. "ratio" compares the time of a round with that
+of the smallest graph, and "ratio per row drawn" compares the time of a row.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from timing import PHASES, Timing, timed_rounds
 
 AUTHORS = {("cora", 2): "194"}  # CPU ms per round of the authors' program, Q = 4; not measured by this script
 GROWTH = (1, 4, 16)
-# DEGREE is the average degree of the graphs with a growing number of nodes. DENSE is the degree of the smallest graph
-# with a growing number of edges. With fewer edges, clients often draw the same nodes.
+# Average degrees: DEGREE of all graphs in the table with more nodes, DENSE of the first graph in the table with more
+# edges. At a lower degree than DENSE, clients often draw the same nodes.
 DEGREE, DENSE = 16.0, 64.0
 
 
@@ -78,7 +80,7 @@ def main() -> None:
     header = ["fanout", "ms / round", "rounds / s", *PHASES, "other", "KB", "exchanges", "authors' program, ms"]
     text = f"{name}, M = 3, K = 2, Q = 4, batch 16, hidden 192, best of {repeats}\n\n" + markdown(header, rows) + "\n\n"
     text += "synthetic graphs in the same setting with fanout 2, in alternating turns; "
-    text += "ratio: to the smallest graph, median;\nedges and bytes of one client\n"
+    text += "ratio: time / time of the smallest graph,\nmedian; edges and bytes of one client\n"
     text += "(in a small graph the draws overlap more, so fewer rows are read)\n\n"
     more_nodes = {f"{factor} x the nodes": draw_parties(smallest * factor, DEGREE) for factor in GROWTH}
     more_edges = {f"{factor} x the edges": draw_parties(smallest, DENSE * factor) for factor in GROWTH}

@@ -4,8 +4,8 @@
 
 The script compares Q = 4 with Q = 1 and four times as many rounds. Both runs take the same number of local steps and
 are evaluated after the same steps, but only the run with Q = 4 has stale updates. If staleness were the cause, Q = 4
-would be worse after the same number of steps. "Every 40" is the best of every tenth evaluation. A run with
-evaluate_every = 10 would make only these evaluations.
+would be worse after the same number of steps. "every 40" is the best score if only every tenth evaluation counts, that
+is, one evaluation per 40 local steps. A run with Q = 4 and evaluate_every = 10 would make only these evaluations.
 """
 
 from __future__ import annotations

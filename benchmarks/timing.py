@@ -49,7 +49,7 @@ def ratio(others: Sequence[float], own: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """The cost of the complete windows of a run. The first window is a warm-up and does not count."""
+    """The cost of the complete windows (`paper.WINDOW`) of a run. The first is a warm-up and does not count."""
 
     seconds: float  # CPU seconds per round
     shares: dict[str, float]  # phase -> its fraction of the seconds
@@ -71,7 +71,7 @@ class Timing:
 
 def timed_rounds(parties: Sequence[PartyData], config: RunConfig) -> Timing:
     """Train the complete windows that fit into `train.num_rounds`, and time all windows but the first."""
-    clock = time.perf_counter  # reading the CPU clock takes longer than a phase, so it only times all rounds together
+    clock = time.perf_counter  # a phase is shorter than a read of the CPU clock, which only times all rounds together
     watch, meter, last = Stopwatch(clock), TrafficCounter(), config.train.num_rounds // WINDOW * WINDOW
     marks: list[tuple[float, dict[str, float], int, int]] = []
 

@@ -1,7 +1,7 @@
 """How many bytes and exchanges does one local update cost? Do lazy, stale updates save as much as the paper says?
 
 According to the paper, only K of L layers and one of Q updates communicate, which saves a factor of QL/K. The script
-counts the encoded messages of all clients in both directions. Node sets count, evaluations do not.
+counts the encoded messages of all clients in both directions, including node sets but not evaluations.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/tune.py --datasets cora --methods glasu-4,glasu-1 --seeds 2 --jobs 2 --out runs/tune
 
 Each search writes its best settings to src/glasu/experiments/tuned/<data set>/<method>.toml and its trials to
-benchmarks/results/search/<data set>-<method>.csv. A search that was stopped continues. Test nodes are not used.
+benchmarks/results/search/<data set>-<method>.csv. The same command resumes a search. Test nodes are not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import tomli_w
 from glasu.experiments.plan import METHOD_SETTINGS, TUNED_AS, find_tuned_file
 from glasu.experiments.search import SearchOptions, search
 
-ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}  # rounds with one local step, with four
+# Numbers of rounds: with one local step per round, and with four.
+ROUNDS = {"cora": (100, 60), "citeseer": (100, 60), "pubmed": (80, 50)}
 OTHERS = (60, 40)
 SILENT = ("centralized", "standalone")  # these methods send no bytes
 RESULTS = Path(__file__).parent / "results" / "search"

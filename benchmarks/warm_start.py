@@ -2,12 +2,12 @@
 
     python benchmarks/warm_start.py --dataset cora --hidden 16,64 --steps 0,50,100,200 --seeds 3
 
-The runs have one aggregation layer (K = 1), gcnii, 100 rounds, an evaluation every 5 rounds, and defaults otherwise.
-The table shows means over seeds in per cent: the validation accuracy of the ensemble and of the joint model before
-round 0, the joint model's validation accuracy after 5, 10 and 20 rounds, and the test accuracy of the selected model.
-"near" is a median number of rounds: how many pass until the validation accuracy is within two points of the best one of
-the run with the same seed but no warm start. "ensemble selected" is the number of runs in which no joint model was
-better than the ensemble.
+In a warm start, every party takes local steps alone before round 0. The runs have one aggregation layer (K = 1), gcnii,
+100 rounds, an evaluation every 5 rounds, and defaults otherwise. The table shows means over seeds in per cent: the
+validation accuracy of the ensemble and of the joint model before round 0, the joint model's validation accuracy after
+5, 10 and 20 rounds, and the test accuracy of the selected model. "near" is the median number of rounds until the
+validation accuracy is at most two points below the best validation accuracy of the run with the same seed but no warm
+start. "ensemble selected" is the number of runs in which no joint model was better than the ensemble.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(dataset: str, hidden: int, steps: int, seed: int, rounds: int) -> glasu.
 
 
 def find_first(report: glasu.RunReport, score: float) -> int:
-    """Return the number of rounds until a validation accuracy is reached. If it never is, return that of all rounds."""
+    """Return the number of rounds until a validation accuracy is reached; if it never is, the number of all rounds."""
     reached = [entry.round for entry in report.history if entry.metrics["accuracy"] >= score]
     return reached[0] if reached else report.config.train.num_rounds
 

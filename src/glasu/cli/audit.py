@@ -1,11 +1,11 @@
 """glasu audit: verify the ledger of a party, and list its releases.
 
 It reads the ledgers in RUN_DIR, which is the output folder of `glasu train` or `glasu join`, or a party's folder after
-`glasu align`. It verifies their hash chains, compares them with report.json and with the heads that other parties
-recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also attacks
-the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a party
-recover. In one attack, the server sends different aggregates to different parties. The transcript contains no such
-messages, so this attack computes the first round again.
+`glasu align`. It verifies their hash chains, compares them with report.json and with the heads (last hashes) that other
+parties recorded, and writes a page for a privacy officer. The exit code is 1 if a check fails. With --attack it also
+attacks the messages that `glasu train --transcript` recorded, and prints the share of the data that the server and a
+party recover. In one attack, the server sends different aggregates to different parties. The transcript contains no
+such messages, so this attack computes the first round again.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] = CO
             args = build_parser(commands).parse_args(argv)
             with _leave_no_empty_folder(args):
                 return _run(args)
-        except KeyboardInterrupt as interruption:  # the interrupt arrived before or after `_run`
+        except KeyboardInterrupt as interruption:  # outside `_run`, which handles its own interrupts; print nothing
             return find_exit_code(interruption)
 
 

@@ -1,7 +1,7 @@
-"""glasu predict: predict the class, or the number, of every common node with a trained model.
+"""glasu predict: predict the class, or for regression the number, of every node that all parties have.
 
-It runs exact joint inference of all parties in one process. The columns of the output file are id, prediction, and
-p_<class> per class. Releases are recorded in the ledgers of RUN_DIR.
+It runs exact joint inference with a trained model, all parties in one process. The columns of the output file are id,
+prediction, and p_<class> per class. Releases are recorded in the ledgers of RUN_DIR.
 """
 
 from __future__ import annotations

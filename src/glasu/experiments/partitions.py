@@ -1,7 +1,8 @@
 """The table of partitions: the ways to divide each data set, the owners of the labels, and the settings.
 
 A row of the table is a data set, a partition, and the owners of the labels: all parties or one party. All methods of a
-row have the same settings. Because Q = 1, they also take the same number of steps. GLASU uses exact gradients.
+row have the same settings, except the step sizes in LEARNING_RATES. Because Q = 1, the methods also take the same
+number of steps. GLASU uses exact gradients.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ SETTINGS: dict[str, Sections] = {
     "tolokers": _MEDIUM,
     "squirrel_filtered": _SHALLOW,
 }
-# (data set, partition) -> the step size of all methods. An entry exists if this step size improves the validation score
-# of every method by more than a point, compared with the step size in SETTINGS. Pooled runs use the step size in
-# SETTINGS.
+# (data set, partition) -> the step size of all methods but "pooled", which uses the step size in SETTINGS. An entry
+# exists if its step size improves the validation score of every such method by more than a point, compared with the
+# step size in SETTINGS.
 LEARNING_RATES = {("cora", "apart"): 0.1}
 
 
@@ -79,14 +80,14 @@ def find_undivided(dataset: str) -> str:
 
 
 def list_rows(dataset: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a data set: a partition, and the value of `train.labels`."""
+    """Yield the partition and the value of `train.labels` of each table row of a data set."""
     for partition in list_partition_names(dataset):
         for labels in (EVERY_PARTY, find_owner(dataset)):
             yield partition, labels
 
 
 def find_owner(dataset: str) -> str:
-    """Return the party that has the labels if only one party has them: the first party.
+    """Return the first party, which has the labels if only one party has them.
 
     In the partition "apart", this party has features and no edges.
     """

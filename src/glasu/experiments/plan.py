@@ -69,7 +69,7 @@ QUICK_DATASETS = {"partitions": ("cora", "minesweeper")}  # tables with fewer da
 
 @functools.cache
 def read_settings(dataset: str, method: str, backbone: str = "gcnii") -> RunConfig:
-    """Return the settings of a method on a data set: tuned by a search if there is a file, otherwise the defaults."""
+    """Return the settings of a method on a data set: those of its file in tuned/, or, without a file, the defaults."""
     path = find_tuned_file(dataset, TUNED_AS.get(method, method), backbone)
     if path.is_file():
         return RunConfig.from_toml(path).replace(train={**AS_WRITTEN, "method": METHOD_SETTINGS[method]["method"]})
@@ -114,14 +114,14 @@ class Plan:
     """Lists the runs of tables."""
 
     settings: Callable[[str, str, str], RunConfig] = read_settings  # (data set, method, backbone) -> settings
-    divided: Callable[[str, str, str], RunConfig] = partitions.make_settings  # by data set, partition, method
+    divided: Callable[[str, str, str], RunConfig] = partitions.make_settings  # (data set, partition, method)
     stop_at: Mapping[str, float] = field(default_factory=lambda: STOP_AT)
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: DATASETS)
 
     def list_runs(
         self, table: str, datasets: Sequence[str] | None, seeds: Sequence[int], *, quick: bool = False
     ) -> list[Run]:
-        """Return the runs of a table, ordered by seed. A command that is stopped early has finished the first seeds.
+        """Return the runs of a table, ordered by seed, so that an interrupted command has finished the first seeds.
 
         Args:
             table: one of `TABLE_NAMES`.
@@ -145,7 +145,7 @@ class Plan:
         return [name for name in chosen if name in QUICK_DATASETS.get(table, chosen)] if quick else chosen
 
     def list_cells(self, table: str, datasets: Sequence[str]) -> list[Run]:
-        """Return one run per cell of a table, with the seed in its settings."""
+        """Return one run per cell of a table. Its seed is the seed in the settings of the method."""
         if table == "partitions":  # rows share runs
             found = [run for dataset in datasets for row in self.list_partitions(dataset) for run in row.runs.values()]
             return list({str(run): run for run in found if isinstance(run, Run)}.values())
@@ -163,7 +163,7 @@ class Plan:
         ]
 
     def list_partitions(self, dataset: str) -> list[PartitionRow]:
-        """Return the rows of a data set in the table of partitions."""
+        """Return all rows of the table of partitions that belong to a data set."""
         rows = []
         for partition, labels in partitions.list_rows(dataset):
             runs: dict[str, Run | str] = {}

@@ -160,7 +160,7 @@ def _find_datasets(plan: Plan, names: Sequence[str], datasets: Sequence[str] | N
 
 
 def write_tables(out: Path, plan: Plan, made_by: str = "", *, quick: bool = False) -> Reproduction:
-    """Write tables and plots of the results in the folder. Results with other than the current settings are ignored."""
+    """Write tables and plots of the results in the folder. Results of runs with outdated settings are ignored."""
     found = (load_result(out, run) for run in _list_stored_runs(out, plan, quick=quick))
     results = tuple(result for result in found if result is not None)
     made = tuple(make_tables(results, plan))

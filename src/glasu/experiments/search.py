@@ -255,5 +255,5 @@ def _format_run_file(search: _Search, best: FinishedTrial) -> str:
 
 
 def _keep_form(path: str, out: Path, given: str) -> str:
-    """Keep a path that the user gave as an absolute path. Make all other paths relative to the folder of best.toml."""
+    """If the user gave the path in absolute form, keep it. Otherwise, make it relative to the folder of best.toml."""
     return path if path in given else os.path.relpath(path, out.resolve())

@@ -191,7 +191,8 @@ def _read_keys(sections: Sections) -> dict[str, Choices | Range]:
                 rule = "must be a list of choices, or a range such as {low = 0.001, high = 0.1, log = true}."
                 require(isinstance(given, list), f"{where}={describe(given)}", rule)
                 keys[where] = Choices(tuple(given))
-    require(bool(keys), "it", "has no key that varies; give a list of choices, or a range {low = ..., high = ...}.")
+    rule = "has no key that varies; give a list of choices, or a range {low = ..., high = ...}."
+    require(bool(keys), "the file", rule)
     return keys
 
 

@@ -29,7 +29,7 @@ from glasu.records import FlatSettings, describe, read_record
 
 STUDY_NAME = "glasu search"
 FIRST_PRUNED = 5  # number of complete trials before a trial can be pruned
-FIRST_GOAL = MARKS * 3 // 10 - 1  # the first mark at which a trial can be pruned
+FIRST_GOAL = MARKS * 3 // 10 - 1  # the first mark at which a trial can be pruned: 30 % of its first run
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def open_study(path: Path, settings: FlatSettings) -> Iterator[optuna.Study]:
             study = _load(storage)
             study.set_user_attr("settings", dict(settings))
         _refuse_other(path, study.user_attrs["settings"], settings)
-        for _ in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):  # killed before it began
+        for _ in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):  # killed before the trial began
             study.ask()
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)

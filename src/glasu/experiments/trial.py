@@ -25,7 +25,7 @@ from glasu.timing import Clock
 if TYPE_CHECKING:  # a process that only waits for its workers does not load torch
     from glasu import Evaluated, Event, PartyData
 
-MARKS = 10  # per run; trials are compared at equal shares of the rounds or bytes of a run
+MARKS = 10  # per run; a mark is a share of the run's rounds or bytes at which trials are compared: 10 %, 20 %, ...
 Load = Callable[[RunConfig], "Sequence[PartyData]"]
 
 
@@ -171,7 +171,7 @@ class _Run:
         ]
 
     def score(self, until: int | None = None) -> float:
-        """Return the best validation score; the mean over parties that train alone."""
+        """Return the best validation score; if parties train alone, the mean of their best scores."""
         best = self.best(until)
         return sum(item.score for item in best) / len(best)
 

@@ -64,7 +64,7 @@ def serve_metrics(address: tuple[str, int], look: Callable[[], View | None]) -> 
 
 
 class _Collector:
-    """Reads the state of the server at each request. Labels contain only names, for example of parties and phases."""
+    """Reads the state of the server at each request. Labels contain only names, as of parties, and the version."""
 
     def __init__(self, look: Callable[[], View | None]) -> None:
         self._look = look

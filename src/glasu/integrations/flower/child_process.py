@@ -1,8 +1,8 @@
 """Run a glasu command that ends when its parent ends: python -m glasu.integrations.flower.child_process join ...
 
 Standard input of this process is a pipe from the parent, which writes nothing to it. The operating system closes the
-pipe when the parent ends, even after kill -9. This module does not import Flower, because Flower imports gRPC, and TLS
-1.3 must be required before that (`glasu.pki.tls`).
+pipe when the parent ends, even after kill -9. This module does not import Flower, because Flower imports gRPC, and
+`glasu.pki.tls` must require TLS 1.3 before gRPC is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def end_with_parent() -> None:
 
 
 def end_run(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise an error. A server sends it to the parties, so that they do not wait: Flower restarts no process."""
+    """Raise an error.
+
+    A server sends the error to the parties. Without it they would wait for the server, which Flower does not restart.
+    """
     raise TransportError(
         "Flower ended this run, or the process that ran it. The last checkpoint is kept; `flwr run` with the same "
         "session resumes from it."

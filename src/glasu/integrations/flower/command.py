@@ -40,7 +40,7 @@ class ChildCommand:
         return self._process.poll()
 
     def wait(self) -> int:
-        """Wait until the command has ended and its last line was read; return the exit code."""
+        """Wait until the command has ended; read its last lines for up to GRACE seconds; return the exit code."""
         code = self._process.wait()
         self._reader.join(GRACE)
         return code
