@@ -94,7 +94,7 @@ def _draw_per_edge(
 
     Args:
         graph: the undivided graph.
-        start: returns a new function that makes the draws from the first one on.
+        start: returns a function that makes the draws. After a second call of `start`, the draws are repeated.
         drawn: receives the draws.
         workspace: sets the size of the pieces.
     """
