@@ -69,7 +69,7 @@ class KitSigner:
 
 
 def find_kit_error(kit: Kit, roster: Sequence[str]) -> str:
-    """Return the reason why a kit cannot be used for hidden sums between machines, or an empty string."""
+    """Return the reason why a kit cannot be used for secure aggregation between machines, or an empty string."""
     if kit.trial:
         return (
             "this is a trial kit: the operator of the CA made its private key and could read hidden tensors; "

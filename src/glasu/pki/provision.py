@@ -5,8 +5,8 @@ KITS/server/     the server's kit
 KITS/<party>/    one kit per party
 KITS/retired/    renewed and removed kits, by name and time
 
-A command writes ca.toml first, and this file is authoritative. If the command is interrupted after that, --renew
-completes it.
+A command writes ca.toml first, and this file is authoritative. If the command is interrupted after that, --renew makes
+the missing kits and updates the revocation lists.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | N
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
     """Revoke every certificate issued to these parties so far; return the paths of the written revocation lists.
 
-    A second call writes the same list.
+    Certificates that are already revoked keep their time of revocation.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
         if SERVER_NAME in names:
