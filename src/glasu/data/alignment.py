@@ -24,7 +24,7 @@ OWN_CLASS = 0.8  # if there are more classes per labelled node than this, the la
 
 
 def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Restrict the parties to their common ids, sorted. Parties with equal lists of ids are not changed."""
+    """Restrict the parties to their common ids, sorted. If all parties list the same ids, they are not changed."""
     if len({party.ids_digest() for party in parties}) <= 1:
         return list(parties)
     kinds = {party.name: "numbers" if party.ids.dtype.kind == "i" else "strings" for party in parties}
@@ -53,7 +53,7 @@ def check_parties(
         parties: the data of the parties.
         label_owner: the only party with labels; None: all parties need labels.
         task: the name of the task.
-        split: `data.split`. A split with the fraction 0 does not need a node with a known label.
+        split: `data.split`. If it gives validation or test the fraction 0, this part needs no node with a known label.
     """
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")

@@ -29,7 +29,7 @@ class Method:
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
-    between_machines: bool = False  # whether it can run over the network; then no party needs another's data
+    between_machines: bool = False  # whether it can run over the network, without data of other parties
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
     is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges

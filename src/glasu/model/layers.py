@@ -281,8 +281,8 @@ class ConvolutionLayer(Layer):
 
     def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
-        # PyG adds the loops i -> i. In a block, source i and target i are different nodes, so the loops would connect
-        # the wrong nodes.
+        # With `add_self_loops`, PyG adds the loops i -> i. In a block, source i and target i are different nodes, so
+        # the loops would connect the wrong nodes.
         if any(getattr(module, "add_self_loops", False) for module in convolution.modules()):
             raise ConfigError(
                 f"{type(convolution).__name__} has add_self_loops=True, which connects the wrong nodes in a block "

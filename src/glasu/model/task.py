@@ -111,7 +111,7 @@ class Targets:
 class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
-    metrics: ClassVar[tuple[Metric, ...]]  # in the order of messages; reports list the first metric for every client
+    metrics: ClassVar[tuple[Metric, ...]]  # in their order in messages; reports list the first one for every client
     selected_by: ClassVar[Metric]  # the model with the largest validation value of this metric is selected
     falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric decides
     scored_by: ClassVar[Metric] = ACCURACY  # the metric that `score` of an estimator returns, as in scikit-learn

@@ -1,4 +1,7 @@
-"""Sign keys and statements with the key of a kit. Check a peer's signature together with its certificate and pin."""
+"""Sign keys and statements with the key of a kit. Check a peer's signature together with its certificate and pin.
+
+A pin is the fingerprint of a peer's key; see glasu.pki.pins.
+"""
 
 from __future__ import annotations
 

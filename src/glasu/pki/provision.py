@@ -82,7 +82,7 @@ class CertificateAuthority:
 def provision(
     out: Path, parties: Sequence[str], hosts: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[Kit]:
-    """Make a CA, the server's kit and one trial kit per party.
+    """Make a CA, the server's kit and one trial kit per party. The private key in a trial kit was made at the CA.
 
     Args:
         out: the folder for the kits; no kit may exist there.
