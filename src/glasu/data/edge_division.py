@@ -1,7 +1,8 @@
 """Divide the edges of one graph among clients, in bounded memory.
 
 In a symmetric graph, one draw decides about both directions of an edge. In addition to the result, a division stores
-one or two bytes per edge, a few numbers per node, and pieces of bounded size. Importing this module does not load scipy.
+one or two bytes per edge, a few numbers per node, and pieces of bounded size. Importing this module does not load
+scipy.
 """
 
 from __future__ import annotations

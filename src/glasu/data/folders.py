@@ -127,7 +127,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         for name, key in names.items():
             with faults.collect():
                 table.column(name, key)
-    faults.raise_if_any()  # before features are read: without a CSV header, their errors would quote values
+    faults.raise_if_any()  # before features are read: without a CSV header, their column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         with faults.collect():

@@ -29,7 +29,7 @@ class Method:
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
-    between_machines: bool = False  # whether it can run over the network, without data of other parties
+    between_machines: bool = False  # whether it can run over the network, where no party has another party's data
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
     is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
@@ -132,8 +132,8 @@ def keeps_scores(config: RunConfig) -> bool:
 def evaluates_once(config: RunConfig) -> bool:
     """Return whether the parties evaluate their common model only once, after the last round.
 
-    If noise is added, every evaluation is one more release. With `train.release = "once"`, no round has a
-    common model, because each party trains its layers alone.
+    If noise is added, every evaluation is one more release. With `train.release = "once"`, no round has a common model,
+    because each party trains its layers alone.
     """
     return config.train.releases_once or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
 

@@ -271,7 +271,7 @@ def measure_homophily(party: PartyData) -> float | None:
         ends = known[edges]
         counts += np.bincount(ends.ravel(), minlength=len(counts))
         equal += int(np.count_nonzero(ends[0] == ends[1]))
-        # A pair has at most one edge in each direction, so these edges contain MIN_TRAINING_EDGES pairs if possible.
+        # 2 * MIN_TRAINING_EDGES edges are enough, because a pair has at most one edge in each direction.
         pairs.update((min(edge), max(edge)) for edge in edges[:, : 2 * MIN_TRAINING_EDGES].T.tolist())
     if len(pairs) < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
         return None

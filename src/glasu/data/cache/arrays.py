@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-ARRAY_PIECE = 1 << 25  # large arrays are processed in pieces of rows; the maximum size of a piece in bytes
+ARRAY_PIECE = 1 << 25  # bytes; large arrays are processed in pieces of about this size
 ARRAY_SUFFIX = ".npy"
 
 

@@ -90,7 +90,7 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
     """Draw the users that each user follows. Popular users are followed more often.
 
-    Most followed users have a profession in the field that their follower prefers (`field`).
+    Most users that a user follows have the profession `field[user]`.
     """
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
