@@ -484,7 +484,7 @@ def test_apart_needs_two_clients_and_a_column_for_each_but_the_last():
 
 def test_too_many_columns_to_compare_are_refused():
     wide = Data(x=sp.csr_array((3, MAX_COMPARED + 1)), edge_index=torch.empty(2, 0, dtype=torch.long))
-    with pytest.raises(DataError, match=f"{MAX_COMPARED + 1} feature columns; it compares all pairs"):
+    with pytest.raises(DataError, match=f"{MAX_COMPARED + 1} feature columns, but this partition compares all pairs"):
         split_vertically(wide, partition="correlation")
 
 
@@ -492,7 +492,7 @@ def test_too_many_columns_to_compare_are_refused():
     ("arguments", "said"),
     [
         ({"partition": "apartt"}, r"data\.partition='apartt': .*apart"),
-        ({"partition": "relations"}, r'data\.partition="relations": the data is one graph'),
+        ({"partition": "relations"}, r'data\.partition="relations": needs a data set of several relations'),
         ({"correlation": 0.2}, r"data\.correlation=0\.2: has no effect with data\.partition='features'"),
         ({"partition": "apart", "concentration": 2.0}, r"data\.concentration=2\.0: has no effect"),
         ({"partition": "importance", "concentration": 0.0}, r"data\.concentration=0\.0: must lie in"),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from glasu.config_sections import Split
     from glasu.data.party import Splits
 
-OWN_CLASS = 0.8  # if there are more distinct classes per labelled node, the labels are probably numbers
+OWN_CLASS = 0.8  # if there are more classes per labelled node than this, the labels are probably numbers
 
 
 def align_in_clear(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Restrict the parties to their common ids, sorted. Parties with equal lists of ids are not changed."""
+    """Restrict the parties to their common ids, sorted. If all parties list the same ids, they are not changed."""
     if len({party.ids_digest() for party in parties}) <= 1:
         return list(parties)
     kinds = {party.name: "numbers" if party.ids.dtype.kind == "i" else "strings" for party in parties}
@@ -53,14 +53,14 @@ def check_parties(
         parties: the data of the parties.
         label_owner: the only party with labels; None: all parties need labels.
         task: the name of the task.
-        split: `data.split`. A split with the fraction 0 does not need a node with a known label.
+        split: `data.split`. If it gives validation or test the fraction 0, this part needs no node with a known label.
     """
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")
     names = [party.name for party in parties]
     if len(set(names)) != len(names):
         raise DataError(f"party names {', '.join(names)} are not distinct; change `name` in a party.toml.")
-    if len(parties) > 1:  # the data of one party may be a whole graph, which has no owner
+    if len(parties) > 1:  # a single party may be a whole graph, which has the reserved name "all"
         for name in names:
             check_member_name(name)
     first = parties[0]
@@ -127,7 +127,7 @@ def _check_labels(party: PartyData, first: PartyData, task: str, split: Split) -
 
 
 def _check_split_labels(labels: Labels, splits: Splits, split: Split, where: str) -> None:
-    """Refuse splits without a known label for validation or test, unless `data.split` has the fraction 0 there."""
+    """Refuse a validation or test split without a known label, unless its fraction in `data.split` is 0."""
     known = [int(have_labels(labels[getattr(splits, part)]).sum()) for part in SPLITS]
     wanted = split if isinstance(split, tuple) else (1.0, 1.0, 1.0)
     empty = [part for part, count, share in zip(SPLITS, known, wanted, strict=True) if share and not count]
@@ -142,7 +142,8 @@ def _check_split_labels(labels: Labels, splits: Splits, split: Split, where: str
             'label_type = "number" in party.toml and train.task = "regression"'
         )
     else:
-        remedy = "choose other splits, or set the fraction to 0 in data.split to train without them"
+        without = " and ".join(empty)
+        remedy = f"choose other splits, or set the fraction to 0 in data.split to train without {without} nodes"
     raise DataError(
         f"{where}: no {' and no '.join(empty)} node has a known label (nodes with a label: {counts}); {remedy}."
     )

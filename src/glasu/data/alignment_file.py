@@ -1,7 +1,7 @@
 """alignment.parquet, next to the tables of a party: the common ids in the common order, and the parties' common key.
 
 `glasu align` writes this file, and `read_party` applies it: the party then has only the common nodes, in the common
-order and with normalised ids. The key never leaves the party. Other roles only see HMACs that were made with the key.
+order and with normalised ids. The key is never sent. Other roles only see HMACs that were made with the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Divide the edges of one graph among clients, in bounded memory.
 
-In a symmetric graph, one draw decides about both directions of an edge. In addition to the result, a division needs
-one byte of memory per edge and pieces of bounded size. Importing this module does not load scipy.
+In a symmetric graph, one draw decides about both directions of an edge. In addition to the result, a division stores
+one or two bytes per edge, a few numbers per node, and pieces of bounded size. Importing this module does not load
+scipy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def divide_edges(graph: Graph, data: DataConfig, seed: int, workspace: Workspace) -> list[Graph]:
-    """Give each client every edge with probability `edge_fraction`, independently of the other clients.
+    """Give each edge to each client with probability `edge_fraction`, independently of the other clients.
 
     Args:
         graph: the undivided graph. With `edge_fraction = 1` all clients share it.
@@ -94,7 +95,7 @@ def _draw_per_edge(
 
     Args:
         graph: the undivided graph.
-        start: returns a new function that makes the draws from the first one on.
+        start: returns a function that makes the draws. After a second call of `start`, the draws are repeated.
         drawn: receives the draws.
         workspace: sets the size of the pieces.
     """

@@ -49,7 +49,7 @@ class PartyManifest:
     split: str | None = None
     classes: tuple[str, ...] | None = None  # class names in the order of the label numbers; None: sorted names
     id_type: Literal["integer", "string"] | None = None  # None: integers if all ids look like integers
-    id_unicode: UnicodeForm | None = None  # rules of an alignment; None: the defaults of `IdRules`
+    id_unicode: UnicodeForm | None = None  # these three: rules of an alignment; None: the defaults of `IdRules`
     id_case: LetterCase | None = None
     id_whitespace: Whitespace | None = None
     nodes: str | None = None  # file names; None: nodes.parquet or nodes.csv
@@ -127,7 +127,7 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         for name, key in names.items():
             with faults.collect():
                 table.column(name, key)
-    faults.raise_if_any()  # do not read features yet: without a CSV header, the other column names are values
+    faults.raise_if_any()  # before features are read: without a CSV header, their column names are values
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         with faults.collect():

@@ -19,7 +19,9 @@ from glasu.errors import DataError
 if TYPE_CHECKING:
     import scipy.sparse as sp
 
-EDGE_BYTES = 8  # upper bound of the bytes of an edge; used to convert the size of a piece to a number of edges
+# The maximum number of bytes per edge. Edges are processed in pieces of bounded size (see `Workspace`), so a piece of
+# b bytes may have b / EDGE_BYTES edges.
+EDGE_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +158,7 @@ def collect_edges(
     memory in addition to the pieces. Until the end, the workspace also stores 8 bytes per edge.
 
     Args:
-        ends: pieces of the list of edges: sources and targets, in 0..N-1.
+        ends: the list of edges in pieces. A piece is a pair (sources, targets) of numbers in 0..N-1.
         num_nodes: N.
         num_edges: an estimate of the number of edges.
         workspace: receives the arrays `indptr` and `indices`.

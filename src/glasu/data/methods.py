@@ -29,7 +29,7 @@ class Method:
     prepare: Callable[[Sequence[PartyData]], list[PartyData]] = list  # returns the data that each party may use
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
-    between_machines: bool = False  # whether it can run over the network; then no party needs another's data
+    between_machines: bool = False  # whether it can run over the network, where no party has another party's data
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
     is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
@@ -116,15 +116,15 @@ def has_server(config: RunConfig) -> bool:
 
 
 def trains_alone(config: RunConfig) -> bool:
-    """Return whether no message is sent in rounds. Then each party selects its own model and keeps its losses."""
+    """Return whether no message is sent in rounds. Then each party selects its own model and sends no losses."""
     return not config.model.aggregation_layers or config.train.releases_once
 
 
 def keeps_scores(config: RunConfig) -> bool:
     """Return whether losses and metrics stay at the parties, so that the server has none to report.
 
-    If sums are hidden, the server must not see results. If noise is added, only noisy rows may leave a party. If there
-    is only one release, the parties need no common decision.
+    With secure aggregation, the server must not see results. If noise is added, only noisy rows may leave a party. With
+    `train.release = "once"`, each party trains and selects its layers alone, so the server does not need scores.
     """
     return (config.privacy.hides_parts and has_server(config)) or evaluates_once(config)
 
@@ -132,8 +132,8 @@ def keeps_scores(config: RunConfig) -> bool:
 def evaluates_once(config: RunConfig) -> bool:
     """Return whether the parties evaluate their common model only once, after the last round.
 
-    If noise is added, every evaluation is one more release. If there is only one release, each party selects its layers
-    alone.
+    If noise is added, every evaluation is one more release. With `train.release = "once"`, no round has a common model,
+    because each party trains its layers alone.
     """
     return config.train.releases_once or (config.privacy.adds_noise and bool(config.model.aggregation_layers))
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 FeatureColumns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
 CONSTANT = "constant"  # the column of a client without features
-MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all pairs: 16 bytes per pair, 400 MB
+MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all pairs of columns; this takes 800 MB
 
 
 @dataclass(frozen=True)
 class Partition:
     """One way to divide a graph among clients.
 
-    One function chooses the feature columns of each client, another the edges. Both read the settings of [data] and
-    a seed. A client without columns gets one constant column.
+    The function `columns` chooses the feature columns of each client, and `graphs` chooses the edges. Both read the
+    settings of [data] and a seed. A client without columns gets one constant column.
     """
 
     columns: Callable[[Features, DataConfig, int], Sequence[FeatureColumns]]
@@ -160,8 +160,8 @@ def _order_by_correlation(features: Features) -> NDArray[np.int64]:
     count = features.shape[1]
     if count > MAX_COMPARED:
         raise DataError(
-            f'data.partition="correlation": {count} feature columns; it compares all pairs and takes at most '
-            f'{MAX_COMPARED}. Use data.partition = "importance".'
+            f'data.partition="correlation": {count} feature columns, but this partition compares all pairs of columns '
+            f'and accepts at most {MAX_COMPARED}. Use data.partition = "importance".'
         )
     if count < 2:
         return np.arange(count)
@@ -194,8 +194,8 @@ def correlate_columns(features: Features) -> NDArray[np.float64]:
 
 def _refuse_one_graph(features: Features, data: DataConfig, seed: int) -> list[FeatureColumns]:
     raise ConfigError(
-        f'data.partition="{data.partition}": the data is one graph with one relation; it needs a data set of several '
-        'relations, such as dblp_authors. For one graph use "features" or "apart".'
+        f'data.partition="{data.partition}": needs a data set of several relations, such as dblp_authors, but the data '
+        'is one graph with one relation. For one graph use "features" or "apart".'
     )
 
 

@@ -44,7 +44,7 @@ class Splits:
         chosen = np.concatenate([self.train, self.validation, self.test]).astype(np.int64)
         if chosen.min(initial=0) < 0 or chosen.max(initial=-1) >= num_nodes:
             raise DataError(f"{where}: a split names a node that does not exist; nodes are 0..{num_nodes - 1}.")
-        for name in SPLITS:  # labels in a batch are in the order of the split
+        for name in SPLITS:  # sorted, because batches keep this order and the nodes of a batch must be sorted
             part = getattr(self, name)
             if part.dtype.kind not in "iu" or (part[1:] <= part[:-1]).any():
                 raise DataError(
@@ -76,7 +76,8 @@ class PartyData:
     ids: NDArray[np.int64] | NDArray[np.str_]  # one distinct id per node, in the common order of all parties
     features: Features  # X_m, shape (N, d_m)
     graph: Graph  # E_m
-    # (N,), -1 if unknown; multi-label: (N, C) of 0 and 1; numbers to predict: (N,) of floats, NaN if unknown
+    # One class per node: shape (N,), -1 if unknown. Multi-label: shape (N, C), 0 and 1, or -1 if unknown. Numbers to
+    # predict: shape (N,), floats, NaN if unknown.
     labels: Labels | None = None
     classes: tuple[str, ...] = ()  # class names; () for numeric labels
     splits: Splits | None = None

@@ -116,7 +116,7 @@ def _find_row_numbers(indptr: NDArray[Any]) -> NDArray[np.int64]:
 def _divide_values(
     features: Features, piece_bytes: int = ARRAY_PIECE
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[Any] | None]]:
-    """Yield pieces: dense rows and None; or, of a sparse matrix, the stored values and the column of each value."""
+    """Yield pieces of a matrix: (rows, None) if it is dense, else (stored values, column of each value)."""
     stored = features if isinstance(features, np.ndarray) else np.asarray(features.data)
     for part in divide_rows(stored, piece_bytes):
         yield stored[part], None if isinstance(features, np.ndarray) else np.asarray(features.indices[part])

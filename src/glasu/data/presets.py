@@ -44,7 +44,7 @@ class Homophily(enum.IntEnum):
 
 
 class Situation(NamedTuple):
-    """The description of its data that a party sends before a race. The party discloses nothing else."""
+    """The description of its data that a party sends before a race. It consists of these three fields only."""
 
     has_edges: bool
     has_features: bool  # at least one column that is not constant
@@ -68,7 +68,7 @@ class Candidate:
 
     structure: Sections = field(default_factory=dict)  # the candidate is omitted if the user set another value
     suggestions: Sections = field(default_factory=dict)
-    # Use the candidate: True: only if every party has edges, features and labels; False: only if not; None: always.
+    # When to use the candidate. True: if every party has edges, features and labels; False: otherwise; None: always.
     for_complete: bool | None = None
     for_one_owner: bool | None = None  # True: only if one party has the labels; False: only if all parties have them
 
@@ -95,7 +95,7 @@ class Preset:
     """A list of candidates, in order of preference."""
 
     candidates: tuple[Candidate, ...] = ()
-    chooses_layer: bool = False  # whether the preset chooses the layer of `train.release = "once"`
+    chooses_layer: bool = False  # whether it chooses the aggregation layer for `train.release = "once"`
     # fallback if no candidate fits and the model has more than two layers without skip connections
     deep: Candidate | None = None
 
@@ -271,7 +271,7 @@ def measure_homophily(party: PartyData) -> float | None:
         ends = known[edges]
         counts += np.bincount(ends.ravel(), minlength=len(counts))
         equal += int(np.count_nonzero(ends[0] == ends[1]))
-        # A pair has at most one edge in each direction. So twice the minimum number of edges gives enough pairs.
+        # 2 * MIN_TRAINING_EDGES edges are enough, because a pair has at most one edge in each direction.
         pairs.update((min(edge), max(edge)) for edge in edges[:, : 2 * MIN_TRAINING_EDGES].T.tolist())
     if len(pairs) < MIN_TRAINING_EDGES or np.count_nonzero(counts) < 2:
         return None
@@ -286,7 +286,7 @@ def list_chosen(candidates: Sequence[RunConfig], index: int) -> FlatSettings:
 
 
 def _find_backbone(config: RunConfig) -> Any:
-    """Return the class of the backbone. Its type is `Any`, because `model` imports this module and not vice versa."""
+    """Return the class of the backbone. The type is `Any`, because `glasu.data` must not import `glasu.model`."""
     return registry.load("backbone", config.model.backbone)
 
 

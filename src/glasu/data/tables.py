@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-MISSING_VALUES = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # missing numbers in CSV
+MISSING_VALUES = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None")  # texts for a missing number in CSV
 INFINITY = r"(?i)^[+-]?inf(inity)?$"
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 INFINITE = "is infinite, or too large for a 32-bit number; write a finite number, or leave it empty if unknown."
 SIMILAR = 0.75  # similarity of a column name above which it is suggested
 FORMATS = ("parquet", "csv")
-NONE = np.zeros(0, np.bool_)  # no wrong row
+NONE = np.zeros(0, np.bool_)  # for `refuse`: no row is wrong
 Columns: TypeAlias = dict[str, Any]  # name -> array of pyarrow or numpy
 
 
@@ -163,7 +163,7 @@ class Table:
 
     def refuse_duplicates(self, name: str, ids: Any) -> None:
         """Raise DataError if two rows have the same id; `ids` is the column as `Table.ids` returns it."""
-        first = np.asarray(pc.index_in(ids, pc.unique(ids)))  # rows numbered by first appearance
+        first = np.asarray(pc.index_in(ids, pc.unique(ids)))  # equal ids have equal numbers, in order of appearance
         repeated = first != np.maximum.accumulate(np.concatenate([[-1], first[:-1]])) + 1
         if repeated.any():
             raise self.explain(name, repeated, "the id is also in an earlier row; every node has one row.")

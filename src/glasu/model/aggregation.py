@@ -1,6 +1,7 @@
 """Aggregation: how the server combines the clients' partials, and how a client separates its own share.
 
-The server has no torch. So its methods work on numpy arrays, and this module does not import torch at the top.
+The server has no torch. So the methods that it calls work on numpy arrays, and this module does not import torch at the
+top.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Aggregation(ABC):
             encoding: the encoding of the payloads and of the result.
             payloads: the encoded partials, in client order, all of one shape.
             key: the key of the answer.
-            first_row: the position of the first row in the whole tensor.
+            first_row: the position of the first row in the whole tensor; a tensor may be sent in several parts.
         """
 
     @abstractmethod
@@ -82,7 +83,7 @@ class Aggregation(ABC):
             encoding: the encoding of the payloads and of the results.
             payloads: the encoded gradients at H[l+1], in client order, from the clients that sent one.
             keys: the keys of the answers, one per client.
-            first_row: the position of the first row in the whole tensor.
+            first_row: the position of the first row in the whole tensor; a tensor may be sent in several parts.
         """
 
 
@@ -150,8 +151,8 @@ class Concat(Aggregation):
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        # Combine the columns of each client separately, because stochastic rounding depends on the client's key. Every
-        # client's columns are a block of their own in an encoded row, so the row can be sliced like a row of floats.
+        # Combine the columns of each client separately, because stochastic rounding depends on the client's key. In an
+        # encoded row, the columns of each client form a separate block, so the row can be sliced like a row of floats.
         width = payloads[0].shape[1] // self.num_clients
         columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
         return [

@@ -25,12 +25,12 @@ class Backbone(ABC):
     normalization: ClassVar[Normalization] = "symmetric"  # how blocks are normalised, see `Adjacency`
     has_encoder: ClassVar[bool] = False  # True: H_m[0] is ReLU(Linear(X_m)); False: H_m[0] is X_m
     uses_edge_weights: ClassVar[bool] = True
-    separates_own_row: ClassVar[bool] = False  # whether a node's row and its neighbours' rows have different weights
+    separates_own_row: ClassVar[bool] = False  # whether own and neighbours' rows are multiplied by different matrices
     fails_if_deep: ClassVar[bool] = False  # whether models of three or more layers need normalisation or residuals
     uses_torch_generator: ClassVar[bool] = (
         False  # whether layers draw from torch's global generator; clients then run one after the other
     )
-    fused_step: ClassVar[str] = ""  # "module:function" with (model, optimizer) -> `StepMaker` or None
+    fused_step: ClassVar[str] = ""  # "module:function"; the function maps (model, optimizer) to a `StepMaker` or None
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

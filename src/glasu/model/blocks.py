@@ -113,7 +113,8 @@ def draw_neighbors(graph: Graph, targets: NodeSet, fanout: int, key: int, labels
 def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
     """Draw up to fanout x |S[l+1]| nodes from the neighbours of S[l+1] outside S[l+1] (layer-wise sampling).
 
-    Edges from a drawn node are scaled by |N(S) minus S| / n. All edges inside S[l+1] are used, without scaling.
+    Edges from a drawn node are scaled by (number of these neighbours) / (number of drawn nodes). All edges inside
+    S[l+1] are used, without scaling.
     """
     candidates = kernels.list_neighbors_outside(*_list_edges(graph), targets, labels)
     count = min(len(candidates), fanout * len(targets))
@@ -122,9 +123,10 @@ def draw_layer(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: No
 
 
 def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: NodeLabels) -> Draw:
-    """Draw n = min(N - |S|, fanout x |S|) nodes with a key that all clients share, independently of their edges.
+    """Draw n = min(N - |S|, fanout x |S|) nodes outside S = S[l+1], with a key that all clients share.
 
-    Edges from a drawn node are scaled by (N - |S|) / n. All edges inside S[l+1] are used, without scaling.
+    The nodes do not depend on the edges of a client. Edges from a drawn node are scaled by (N - |S|) / n. All edges
+    inside S are used, without scaling.
     """
     outside = graph.num_nodes - len(targets)
     count = min(outside, fanout * len(targets))
@@ -133,7 +135,7 @@ def draw_shared(graph: Graph, targets: NodeSet, fanout: int, key: int, labels: N
 
 
 def thin_draw(graph: Graph, targets: NodeSet, draw: Draw, room: int, key: int, labels: NodeLabels) -> Draw:
-    """Keep a random subset of at most `room` nodes that a draw added to S[l+1]; scale up the edges from these nodes.
+    """Keep at most `room` random nodes of those that a draw added to S[l+1]; scale up the edges from the kept nodes.
 
     An added node is kept with probability room / added, and its edges are multiplied by added / room, so an unbiased
     block stays unbiased. If `room` is 0, only the edges inside S[l+1] are left, and the block is biased.
@@ -199,7 +201,10 @@ class Adjacency:
             self._inverse = _raise_degrees(graph.degree, -1.0) if normalization == "mean" else NO_WEIGHTS
 
     def block(self, targets: NodeSet, nodes: NodeSet, draw: Draw) -> Block:
-        """Build the block with rows `targets` and columns `nodes`. Columns of nodes that only others drew are empty."""
+        """Build the block with rows `targets` and columns `nodes`.
+
+        If only other clients drew a node, its column is empty.
+        """
         rows, loops = len(targets), self.normalization != "mean"
         size = len(draw.edges) + (rows if loops else 0)
         index = np.int32 if max(size, len(nodes)) < 2**31 else np.int64

@@ -47,7 +47,7 @@ class Dropout:
     """The masks of one step of one client."""
 
     def __init__(self, rate: float, stream: Callable[[int], Stream]) -> None:
-        # The rate in multiples of 1/256, because a draw is one byte. In 1..255, some values are kept and some dropped.
+        # The rate in multiples of 1/256, because a draw is one byte. With 0 or 256, all or no values would be kept.
         nearest = min(max(round(rate * 2**8), 1), 2**8 - 1)
         self.threshold = np.uint8(nearest if rate > 0 else 0)
         self.scale = 2**8 / (2**8 - nearest)

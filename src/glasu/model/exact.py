@@ -24,7 +24,7 @@ class FeatureRows:
 
     shape: tuple[int, int]
     read: Callable[[NodeSet], Hidden]
-    chunk_values: int | None = 2**24  # limit on the values of one read; None: no limit, because they are in memory
+    chunk_values: int | None = 2**24  # limit on the values of one read; None: no limit, for features in memory
 
     def chunks(self) -> Iterator[NodeSet]:
         """Divide all nodes into chunks whose features have a bounded size."""

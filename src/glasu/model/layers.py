@@ -111,7 +111,7 @@ class Layer(nn.Module, ABC):
 
 
 class GCNLayer(Layer):
-    """A H W + b (Kipf and Welling 2017), computed in the cheaper of the two orders."""
+    """A H W + b (Kipf and Welling 2017), computed as (A H) W or as A (H W), see `_mixes_first`."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -136,7 +136,10 @@ class GCNLayer(Layer):
         return super().forward(hidden, initial, block, drop)
 
     def _mixes_first(self, block: Block) -> bool:
-        """Return whether (A H) W costs less than A (H W): if the block has far fewer rows than columns."""
+        """Return whether (A H) W costs less than A (H W).
+
+        This is so if W widens the rows, or if the block has far fewer rows than columns.
+        """
         (rows, columns), (width_in, width_out) = block.matrix.shape, self.linear.weight.shape
         more = DENSE_SPEED * block.matrix.nnz * (width_in - width_out)
         return more < (columns - rows) * width_in * width_out
@@ -278,8 +281,8 @@ class ConvolutionLayer(Layer):
 
     def __init__(self, convolution: nn.Module, width_out: int) -> None:
         super().__init__()
-        # PyG adds the loops i -> i. In a block, source i and target i are different nodes, so the loops would connect
-        # the wrong nodes.
+        # With `add_self_loops`, PyG adds the loops i -> i. In a block, source i and target i are different nodes, so
+        # the loops would connect the wrong nodes.
         if any(getattr(module, "add_self_loops", False) for module in convolution.modules()):
             raise ConfigError(
                 f"{type(convolution).__name__} has add_self_loops=True, which connects the wrong nodes in a block "

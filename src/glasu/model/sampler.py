@@ -38,7 +38,7 @@ from glasu.secret import Secret
 from glasu.wire.encodings import find_compute_dtype
 
 log = logging.getLogger("glasu.model")
-DENSELY_READ = 4  # an exact product reads all rows if it has at least one edge per 4 nodes of the graph
+DENSELY_READ = 4  # a block of `exact_blocks` has all columns if it has at least one entry per 4 nodes of the graph
 
 
 def draw_batch(config: RunConfig, examples: NodeSet, round_index: int) -> NodeSet:
@@ -80,8 +80,8 @@ class Sampler(ABC):
     default_for: ClassVar[Literal["small graphs", "large graphs"] | None] = None  # where "auto" chooses this sampler
     keeps_matrices = False  # whether later rounds and evaluations reuse blocks
     leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
-    chunk_rows = 8192  # rows per exact product
-    chunk_edges = 2**20  # edges per exact product
+    chunk_rows = 8192  # maximum number of rows per block of `exact_blocks`
+    chunk_edges = 2**20  # maximum number of edges per block of `exact_blocks`, if it has several rows
 
     def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
         """Prepare to draw from the graph of client m.
@@ -176,7 +176,7 @@ class Sampler(ABC):
             block = self.exact_block(targets[rows])
             if DENSELY_READ * block.matrix.nnz < self.graph.num_nodes:
                 yield rows, *block.compact(self.adjacency.labels)
-            else:  # to find the columns that are read would take longer than to read all columns
+            else:  # finding the columns that are read would take longer than reading all columns
                 yield rows, block, self._everything
 
     def exact_block(self, targets: NodeSet) -> Block:
@@ -197,7 +197,7 @@ class Sampler(ABC):
 
 
 class FullGraph(Sampler):
-    """Uses all nodes and edges. The blocks are the same in every round, so they are kept."""
+    """Uses all nodes and edges. Blocks are kept, because only the block of the last layer can change between rounds."""
 
     reads_whole_graph = True
     default_for = "small graphs"
@@ -206,7 +206,7 @@ class FullGraph(Sampler):
         super().__init__(config, graph, client)
         self.keeps_matrices = self.adjacency.normalization != "none"
         self.leaves_out_rows = config.train.batch_size == 0  # only then do all rounds have the same sample
-        # Two sets of targets recur in every round: all nodes (True) and the training nodes (False).
+        # The last draw and block for all nodes as targets (True), and for other targets such as a batch (False).
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}
         self._blocks: dict[bool, tuple[Draw, Block]] = {}
         self._sample: tuple[Sequence[Draw], tuple[Block, ...], tuple[NodeSet, ...]] | None = None

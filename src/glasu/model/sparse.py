@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SparseRows:
     """The entries of row i are data[indptr[i]:indptr[i + 1]], in the columns indices[indptr[i]:indptr[i + 1]].
 
-    This is the format of scipy's csr_array, but without its checks. They take longer than a small product.
+    This is the format of scipy's csr_array, but without its checks, which take longer than a small product.
     """
 
     indptr: NDArray[Any]

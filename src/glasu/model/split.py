@@ -1,6 +1,6 @@
-"""ClientModel: the layers W_m[0..L-1] of one client and, if it has labels, its head: the classifier W_m[L].
+"""ClientModel: the layers W_m[0..L-1] of one client and, if it has labels, its head.
 
-With `model.owner_layers`, the head of the label owner has dense layers before the classifier.
+The head is the classifier W_m[L]. With `model.owner_layers`, the head also has dense layers before the classifier.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Step(ForwardStep):
 
     @abstractmethod
     def backward_layer(self, layer: int, gradient: Tensor) -> Tensor | None:
-        """Return the gradient at H_m[l], given the gradient at H_m^+[l]; None if H_m[l] contains the features."""
+        """Return the gradient at H_m[l], given the gradient at H_m^+[l]; None if H_m[l] is the raw features."""
 
     @abstractmethod
     def backward_encoder(self, gradient: Tensor | None) -> None:

@@ -111,9 +111,9 @@ class Targets:
 class Task(ABC):
     """A learning task. To add a task, register a subclass."""
 
-    metrics: ClassVar[tuple[Metric, ...]]  # in the order of messages; reports list the first metric for every client
-    selected_by: ClassVar[Metric]  # the model with its largest value on the validation nodes is selected
-    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the model with the lowest value is selected
+    metrics: ClassVar[tuple[Metric, ...]]  # in their order in messages; reports list the first one for every client
+    selected_by: ClassVar[Metric]  # the model with the largest validation value of this metric is selected
+    falls_back_to: ClassVar[Metric] = LOSS  # if `selected_by` is undefined, the lowest value of this metric decides
     scored_by: ClassVar[Metric] = ACCURACY  # the metric that `score` of an estimator returns, as in scikit-learn
     label_form: ClassVar[str]  # for errors: "party 'a' must have <label_form>"
     label_remedy: ClassVar[str] = ""  # for errors: another way to get labels of this form

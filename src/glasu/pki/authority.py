@@ -30,7 +30,7 @@ class Signed:
 
 
 def make_authority(now: datetime) -> Signed:
-    """Make a self-signed CA that may sign certificates of servers and parties but no other CA."""
+    """Make a self-signed CA. It may sign certificates of servers and parties, but not of another CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     subject = _make_subject(f"GLASU CA {serial:040x}"[:25])  # a different name per CA makes errors clear

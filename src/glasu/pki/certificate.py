@@ -18,7 +18,7 @@ class CertificateInfo:
 
     certificate: x509.Certificate
     role: Role | None  # None: the key usage fits neither a server nor a party
-    name: str | None  # None: the SAN does not name exactly one server or party
+    name: str | None  # None: the subject alternative name (SAN) does not name exactly one server or party
     hosts: tuple[str, ...]  # DNS names and IP addresses
     issuer: str
     is_authority: bool
@@ -48,7 +48,7 @@ class CertificateInfo:
         """Return True if the key of this CA signed the certificate."""
         try:
             self.certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):  # in this order: another key, issuer name or type of key
+        except (InvalidSignature, ValueError, TypeError):  # the key, the issuer name or the type of the key differs
             return False
         return True
 

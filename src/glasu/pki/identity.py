@@ -1,4 +1,6 @@
-"""The identity in a certificate: the SAN names a party, or the server and its hosts; the key usage states the role.
+"""The identity in a certificate. Its subject alternative name (SAN) names a party, or the server and its hosts.
+
+The extended key usage states the role.
 
 glasu:party:<name>   a party, its name percent-encoded; extended key usage: client
 glasu:server         the server, with its DNS names and IP addresses; extended key usage: server
@@ -20,8 +22,8 @@ from glasu.data.party_name import check_member_name
 from glasu.errors import ConfigError, DataError
 
 Role = Literal["server", "party"]
-# The maximum number of parties of a run between machines. With it, the signed statements of all parties fit into one
-# frame, even if all names have the maximum length.
+# The maximum number of parties of a run between machines. With this limit, the signed statements of all parties fit
+# into one frame, even if all names have the maximum length.
 MAX_PARTIES = 64
 SERVER_NAME = "server"  # name of the server and of its folder
 RESERVED = ("ca", SERVER_NAME, "retired")  # names of other folders in KITS, see glasu.pki.provision
@@ -50,7 +52,7 @@ def read_name(uri: str) -> str | None:
 
 
 def check_roster(names: Sequence[str]) -> None:
-    """Refuse a roster that is empty or too long, or has an illegal, repeated or reserved name."""
+    """Refuse a roster (list of parties) that is empty or too long, or has an illegal, repeated or reserved name."""
     if not names:
         raise ConfigError("parties: name at least one, for example --parties a,b,c.")
     if len(names) > MAX_PARTIES:

@@ -24,7 +24,7 @@ class Issued:
     name: str
     serial: str  # hexadecimal
     expires: datetime
-    key: str | None = None  # SHA-256 of the public key, if the key was made where it is used; see glasu.pki.fingerprint
+    key: str | None = None  # SHA-256 of the public key in a signing request; None: the CA made the key
     revoked: datetime | None = None
 
     def __post_init__(self) -> None:

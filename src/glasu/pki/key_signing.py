@@ -1,4 +1,7 @@
-"""Sign keys and statements with the key of a kit. Check a peer's signature together with its certificate and pin."""
+"""Sign keys and statements with the key of a kit. Check a peer's signature together with its certificate and pin.
+
+A pin is the fingerprint of a peer's key; see glasu.pki.pins.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class KitSigner:
 
 
 def find_kit_error(kit: Kit, roster: Sequence[str]) -> str:
-    """Return the reason why a kit cannot be used for hidden sums between machines, or an empty string."""
+    """Return the reason why a kit cannot be used for secure aggregation between machines, or an empty string."""
     if kit.trial:
         return (
             "this is a trial kit: the operator of the CA made its private key and could read hidden tensors; "

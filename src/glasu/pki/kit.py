@@ -1,7 +1,7 @@
 """Kit: the folder with the key and certificates of a server or a party, written by `glasu provision`.
 
 ca.pem            certificate of the private CA
-certificate.pem   certificate of the server or the party; its SAN is the identity
+certificate.pem   certificate of the server or the party; see glasu.pki.identity
 key.pem           its private key, readable by its owner only
 secret.hex        at a party, after its first use: the secret of the party, see glasu.pki.secret_file
 kit.toml          role, name, fingerprints, expiry and whether it is a trial kit; at the server also the roster

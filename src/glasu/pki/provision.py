@@ -5,8 +5,8 @@ KITS/server/     the server's kit
 KITS/<party>/    one kit per party
 KITS/retired/    renewed and removed kits, by name and time
 
-A command writes ca.toml first, and this file is authoritative. If the command is interrupted after that, --renew
-completes it.
+A command writes ca.toml first, and this file is authoritative. If the command is interrupted after that, --renew makes
+the missing kits and updates the revocation lists.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CertificateAuthority:
 def provision(
     out: Path, parties: Sequence[str], hosts: Sequence[str], *, days: int = KIT_DAYS, now: datetime | None = None
 ) -> list[Kit]:
-    """Make a CA, the server's kit and one trial kit per party.
+    """Make a CA, the server's kit and one trial kit per party. The private key in a trial kit was made at the CA.
 
     Args:
         out: the folder for the kits; no kit may exist there.
@@ -197,7 +197,7 @@ def find_valid_predecessors(out: Path, kits: Sequence[Kit], *, now: datetime | N
 def revoke(out: Path, names: Sequence[str], *, now: datetime | None = None) -> list[Path]:
     """Revoke every certificate issued to these parties so far; return the paths of the written revocation lists.
 
-    A second call writes the same list.
+    Certificates that are already revoked keep their time of revocation.
     """
     with open_authority(out, truncate_to_seconds(now)) as authority:
         if SERVER_NAME in names:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-ARRAY_PIECE = 1 << 25  # size of the pieces in which large arrays are processed
+ARRAY_PIECE = 1 << 25  # bytes; large arrays are processed in pieces of about this size
 ARRAY_SUFFIX = ".npy"
 
 
 class Workspace:
-    """Arrays by name: `.npy` files of a folder, or in memory if there is no folder."""
+    """Named arrays. They are stored as `.npy` files in a folder, or in memory if there is no folder."""
 
     def __init__(self, folder: Path | None = None, piece_bytes: int = ARRAY_PIECE) -> None:
         self.folder, self.piece_bytes = folder, piece_bytes
@@ -31,7 +31,7 @@ class Workspace:
         self._writers: list[ArrayWriter] = []
 
     def writer(self, name: str, dtype: DTypeLike, width: int | None = None) -> ArrayWriter:
-        """Start an array of numbers or, with `width`, of rows with `width` numbers."""
+        """Start an array of shape (n,) or, with `width`, (n, width). The rows are appended later."""
         writer = ArrayWriter(self, name, np.dtype(dtype), width)
         self._writers.append(writer)
         return writer

@@ -88,7 +88,7 @@ def partition_once(cache: Cache, whole: PartyData, data: DataConfig, seed: int) 
 
 
 def write_parties(workspace: Workspace, parties: Sequence[PartyData], whole: PartyData | None = None) -> EntryFacts:
-    """Write parties; return the facts for `open_parties`. An array that parties share is written once."""
+    """Write parties; return the facts that `open_parties` needs. An array that parties share is written once."""
     names = {id(array): name for name, array in _list_arrays(whole).items()}  # names of arrays that need not be written
     every = []
     for number, party in enumerate(parties):

@@ -1,6 +1,6 @@
 """Cache entries on disk. An entry is a folder whose name is a digest of everything that decides its content.
 
-<cache>/store/<key>/entry.json   how the entry was made, its array files, and facts about them
+<cache>/store/<key>/entry.json   how the entry was made, its array files, and all values that are not arrays (its facts)
 <cache>/store/<key>/<name>.npy   one array each
 
 An entry is complete when it appears, and never changes. Deleting it is safe: the next run makes it again.
@@ -33,12 +33,12 @@ CONTENT = 2  # version of the conversions; a new number gives every entry a new 
 ENTRY_FILE = "entry.json"
 MAX_BUILDS = 3  # attempts to make an entry if other processes damage it
 ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry is deleted
-EntryFacts: TypeAlias = dict[str, Any]  # a JSON object
+EntryFacts: TypeAlias = dict[str, Any]  # the values of an entry that are not arrays, as a JSON object
 
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """Arrays by name, and facts about them."""
+    """The arrays of an entry by name, and its other values (`facts`)."""
 
     key: str
     arrays: Mapping[str, NDArray[Any]]
@@ -70,7 +70,7 @@ class Cache:
     root: Path = field(default_factory=lambda: find_cache_folder())
     min_bytes: int = 4_000_000  # smaller data is not cached: reading it takes less than a quarter of a second
     piece_bytes: int = ARRAY_PIECE
-    settle_ns: int = 2_000_000_000  # a file that changed more recently may change again without a new time stamp
+    settle_ns: int = 2_000_000_000  # a file that changed within this time may change again without a new time stamp
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class Cache:
 
         Args:
             about: all inputs that decide the content, as JSON.
-            build: writes the arrays to a workspace, and returns the facts.
+            build: writes the arrays to a workspace, and returns all other values of the entry, its facts.
         """
         key = make_key(about)
         place = self.folder / key

@@ -74,7 +74,11 @@ class DataSource:
 
 
 def find_source(name: str) -> DataSource:
-    """Return the source of a data set. An unknown name gives the source of user files, whose `read` reports errors."""
+    """Return the source of a data set.
+
+    For an unknown name, return the source of the user's own `.npz` files. Its `read` raises an error if no such file
+    exists.
+    """
     source: DataSource
     if name.startswith(PYG_PREFIX):
         source = registry.import_attribute("glasu.data.sources.pyg:PYG", name)
@@ -86,5 +90,5 @@ def find_source(name: str) -> DataSource:
 
 
 def find_data_root(root: str | None) -> Path:
-    """Return the folder of raw files: `data.root`, or else GLASU_DATA_ROOT, or else "data". It is only read."""
+    """Return the folder of raw files: `data.root`, or else GLASU_DATA_ROOT, or else "data". GLASU only reads it."""
     return Path(root or os.environ.get("GLASU_DATA_ROOT") or "data")

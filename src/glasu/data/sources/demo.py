@@ -32,7 +32,7 @@ SURPRISING = 0.08  # the share of users whose interest is independent of all dat
 SPLIT = (0.4, 0.2, 0.4)
 NUM_COLUMNS = 8  # feature columns of "profile" and of "reading"
 CLARITY = 4.0  # distance of the centres of professions and of habits from the origin; noise has variance 1 per column
-HINT = 0.6  # distance of the centres of interests from the origin; profiles and reading habits reveal a little
+HINT = 0.6  # distance of the centres of interests from the origin; small, so features reveal little about them
 NUM_FOLLOWED = 12.0  # users that a user follows, on average
 LOYALTY = 0.85  # the share of followed users drawn from the field that the user follows
 TAIL = 1.0  # sigma of the log-normal popularity of users; with this value, some users have hundreds of followers
@@ -88,7 +88,10 @@ def _draw_centres(count: int, distance: float, rng: np.random.Generator) -> NDAr
 
 
 def _draw_network(profession: NDArray[np.int64], field: NDArray[np.int64], rng: np.random.Generator) -> Graph:
-    """Draw the followed users by popularity. Most of them have the profession that equals the field of the follower."""
+    """Draw the users that each user follows. Popular users are followed more often.
+
+    Most users that a user follows have the profession `field[user]`.
+    """
     users = len(profession)
     popularity = rng.lognormal(0.0, TAIL, users)
     links = round(users * NUM_FOLLOWED)

@@ -3,8 +3,8 @@
 The three files list the posts in different orders. Visual_Features.csv holds `ID`, `IO_Type` and 982 numbers. Three
 blocks of these numbers are used: 0-511 (hidden layer), 515-879 (scenes), 880-981 (SUN attributes). The numbers 512-514
 (faces) are not used. Attribute_Labels.csv holds `ID`, nine soft labels and `labelled`. Edge_List.csv holds the ends of
-an edge in the columns `0` and `1`, and one similarity per relation. It is 0 if the relation does not link the ends.
-Columns are separated by tabs or by commas.
+an edge in the columns `0` and `1`, and one similarity per relation. A similarity is 0 if its relation does not link the
+ends. Columns are separated by tabs or by commas.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ONE_COMMIT = "take all files of a city from one commit"
 HERIGRAPH_SPLIT = (0.2, 0.3, 0.5)  # fractions of the labelled nodes of each class
 REPLACED = (
     "the features are a replacement made from texts and places, not the paper's image features: topology, traffic "
-    "and run time are correct, but they cannot reproduce the paper's accuracy."
+    "and run time are correct, but these features cannot reproduce the paper's accuracy."
 )
 
 

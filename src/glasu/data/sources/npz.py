@@ -1,9 +1,18 @@
 """Data sets as one `.npz` file: labels, sparse features, and the edges of one or several relations.
 
-Keys: `y` (class numbers, -1 if unknown; or floats to predict, NaN if unknown), `relations` (names), `edges_<relation>`
-(2, E), each undirected edge once, optionally `weight_<relation>`; `x_data`, `x_indices`, `x_indptr`, `x_shape`
-(features as CSR), optionally `feature_blocks` (column boundaries, one block per relation), `num_nodes`, `class_names`,
-`ids` or `flickr_id`, index splits. No pickle is read.
+y                      class numbers, -1 if unknown; or floats to predict, NaN if unknown
+relations              names of the relations
+edges_<relation>       shape (2, E); each undirected edge is listed once
+x_data, x_indices,     features as a CSR matrix
+x_indptr, x_shape
+weight_<relation>      optional: E edge weights
+feature_blocks         optional: boundaries of the feature columns; each relation has one block
+num_nodes              optional: number of nodes
+class_names            optional: names of the classes
+ids or flickr_id       optional: ids of the nodes
+train_idx, ...         optional: splits, see STORED_SPLITS
+
+No pickle is read.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RAW_FILES = ("reddit_data.npz", "reddit_graph.npz")
 URL = "https://data.dgl.ai/dataset/reddit.zip"
 REDDIT_SPLIT = (0.66, 0.10, 0.24)  # 66 % as in the paper; the other shares as in the public split
-STAND_IN = {"num_nodes": 232_965, "average_degree": 492.0, "num_features": 602, "num_classes": 41}  # for "synthetic"
+STAND_IN = {"num_nodes": 232_965, "average_degree": 492.0, "num_features": 602, "num_classes": 41}  # as "synthetic"
 
 
 def read_reddit(folder: Path, workspace: Workspace | None = None) -> PartyData:

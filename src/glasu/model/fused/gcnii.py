@@ -156,7 +156,8 @@ class FusedStep(Step):
         self._products: list[tuple[Tensor, Tensor, Tensor]] = []
         self._read = inputs.features  # X * mask
         self._initial = NOTHING  # H0
-        # The gradient at H0, summed over the layers that are already processed, at the output rows of the last of them.
+        # The gradient at H0 is a sum over layers. This is the sum so far. Its rows are the output rows of the layer
+        # that the backward pass processed last.
         self._at_initial: Array | None = None
 
     def encode(self) -> Hidden:
@@ -223,7 +224,8 @@ class FusedStep(Step):
         at_support = torch.mm(factor, own.transposed).numpy()
         about = share, kept, saved.made, found, at_support, more, places
         kernels.gcnii_gradients(matrix.parts, saved.drops, *about, at_initial, back)
-        # dL/dW is computed at the end of the step, because in place it changes W, and no weight may change earlier.
+        # dL/dW is computed at the end of the step. If its target is W itself, this changes W, and no weight may change
+        # earlier.
         self._products.append((own.target, saved.read, factor))
         self._at_initial = at_initial
         return self._before_norm(layer, torch.from_numpy(back), saved.norm)

@@ -382,8 +382,8 @@ def gcnii_support(
 ) -> None:
     """Write share * initial[rows] + matrix @ (hidden * mask).
 
-    The mask equals the result of `fill_mask`. Its random bytes are written into `draws`, one per value of `hidden`,
-    because the backward pass needs the same mask. An empty `draws` means no mask.
+    The mask equals the result of `fill_mask`. Its random bytes are written into `draws`, the last part of `drops`, one
+    per value of `hidden`, because the backward pass needs the same mask. An empty `draws` means no mask.
     """
     indptr, indices, data = matrix
     low, high, threshold, scale, draws = drops
@@ -440,7 +440,9 @@ def gcnii_gradients(
     at_initial: Array,
     at_hidden: Array,
 ) -> None:
-    """Write the gradients of `gcnii_support` at hidden and at initial[rows] into `at_hidden` and `at_initial`.
+    """Write the gradients of `gcnii_support`.
+
+    `at_hidden` receives the gradient at `hidden`, and `at_initial` receives the gradient at `initial[rows]`.
 
     The gradient at the support has two parts. On entry, `at_support` contains the part from support @ weight. This
     function adds the part from kept * support. It also adds `more`, the contribution of later layers, to the rows
@@ -503,7 +505,7 @@ def finish_classifier_gradients(gradient: Array, drops: Drops, at_bias: Array, a
 
 @compile_loop
 def cross_entropy(logits: Array, labels: Array, gradient: Array) -> float:
-    """Return the mean cross-entropy of classes; write its gradient at the logits."""
+    """Return the mean cross-entropy of the labels, which are class numbers; write its gradient at the logits."""
     total = 0.0
     for row in range(len(logits)):
         own, target = logits[row], gradient[row]
