@@ -155,7 +155,7 @@ class Point:
     loss: float  # training loss at the end, summed over the clients
 
 
-def looks(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
+def choose_updates(updates: int, count: int) -> tuple[list[int], NDArray[np.float64]]:
     """Choose the updates to measure, one in each of a series of growing intervals; also return the interval lengths."""
     edges = np.unique(np.rint(np.geomspace(1, updates, count)).astype(int))
     starts, ends = np.concatenate([[0], edges[:-1]]), edges
@@ -167,7 +167,7 @@ def descend(config: RunConfig, parties: Sequence[PartyData], updates: int, count
     """Train with TQ updates and measure the exact gradient; also return the weights at the last measured update."""
     rounds, step = updates // config.train.num_local_steps, STEP / math.sqrt(updates)
     config = config.replace(train={"num_rounds": rounds, "learning_rate": step})
-    chosen, weight = looks(updates, count)
+    chosen, weight = choose_updates(updates, count)
     clients, traces = build(config, parties), []
     for client in clients:
         trace: list[Tensor] = []

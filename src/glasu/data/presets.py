@@ -44,7 +44,7 @@ class Homophily(enum.IntEnum):
 
 
 class Situation(NamedTuple):
-    """The description of its data that a party sends before a race. It consists of these three fields only."""
+    """The description of its data that a party sends if the preset has several candidates. It has only these fields."""
 
     has_edges: bool
     has_features: bool  # at least one column that is not constant

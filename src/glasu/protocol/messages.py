@@ -212,7 +212,7 @@ class Chosen(Message):
 
 @dataclass(frozen=True, eq=False)
 class PartySituation(Message):
-    """Client: the description of its data before a race (`glasu.data.presets.Situation`)."""
+    """Client: the description of its data, if the preset has several candidates (`glasu.data.presets.Situation`)."""
 
     values: Annotated[NDArray[np.float64], NumbersField("situation", lambda shapes: 3)]
 
