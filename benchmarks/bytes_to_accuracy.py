@@ -6,9 +6,9 @@ The first two rows are the cheap methods, which send almost no bytes: ensemble a
 train alone, and smooth propagates this average over the edges. The other settings range from an exchange of every layer
 in every step to an exchange of one narrow layer of 8-bit numbers every few steps. Every run trains for a fixed number
 of rounds. The best cheap method is the ensemble or smooth setting with the highest mean validation accuracy. The table
-shows the cost of a run until its validation accuracy first reaches the goal, the megabytes until it exceeds that of the
-best cheap method with the same seed, and the test accuracy of the selected model. Bytes include sampling, training and
-validation. Runs that are in the output folder are not repeated.
+shows the cost of a run until its validation accuracy first reaches the goal, the megabytes until that accuracy exceeds
+the accuracy of the best cheap method with the same seed, and the test accuracy of the selected model. Bytes include
+sampling, training and validation. Runs that are in the output folder are not repeated.
 
     python benchmarks/bytes_to_accuracy.py --ladder cheap --datasets cora --seeds 10
 

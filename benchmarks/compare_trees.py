@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from glasu import PartyData
 
 TREE = Path(__file__).resolve().parents[1]
-PROCESS_TURNS = 5  # after this many turns, new processes replace those that run the cases of class Rounds
+PROCESS_TURNS = 5  # after every 5 turns, new processes replace those that run the cases of class Rounds
 NAME = "cora" if os.environ.get("GLASU_DATA_ROOT") else "demo"
 
 

@@ -207,7 +207,7 @@ class Curve:
     points: list[Point]
 
     def slope(self, late: bool = False) -> float:
-        """Return the exponent of TQ, fitted by least squares to all points."""
+        """Return the slope of log(average) against log(TQ), or of log(late), fitted by least squares."""
         values = [point.late if late else point.average for point in self.points]
         return float(np.polyfit(np.log([point.updates for point in self.points]), np.log(values), 1)[0])
 

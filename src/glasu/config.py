@@ -213,7 +213,7 @@ class RunConfig(ConfigSections):
 
 
 def _set_keys(part: Part, keys: FlatSettings) -> Part:
-    """Return a section with changed keys, which count as given."""
+    """Return a section with changed keys. They count as given, as if the user had set them."""
     return type(part)(**{**{key: getattr(part, key) for key in part.given}, **keys})
 
 

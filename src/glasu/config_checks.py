@@ -75,7 +75,7 @@ def check_sections(config: ConfigSections) -> None:
 
 
 def _check_once(config: ConfigSections, method: Any) -> None:
-    """Refuse settings that a run with `train.release = "once"` cannot use; list all of them."""
+    """Refuse settings that a run with `train.release = "once"` cannot use. The error lists all of them."""
     model, train, named = config.model, config.train, _name(config, "train", "release")
     layers, last = model.aggregation_layers, model.num_layers - 1
     if method.prescribes("train", "release"):  # the method replaces most of these settings

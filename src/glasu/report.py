@@ -84,7 +84,7 @@ class AloneScores:
 
 
 def list_alone(names: Sequence[str], validation: SplitScores, test: SplitScores) -> list[AloneScores]:
-    """Return the scores of the parties alone: those of models, then those of label propagation. Skip missing scores."""
+    """Return the scores of each single party: first by its model, then by label propagation. Skip missing scores."""
     found = []
     for by, key in (("model", "per_client"), ("label propagation", "per_client_propagation")):
         scores = (getattr(split, key) or () for split in (validation, test))
@@ -319,8 +319,8 @@ class PrivacySummary(JsonRecord):
     secrets: SecretSource | None = None
     ledger: tuple[LedgerSummary, ...] | None = None
     masks: MaskSummary | None = None
-    # After a warm start with neither masks nor ckks, in which the parties agree on keys only to derive the common
-    # classifier: whether these keys are signed. The server does not know this.
+    # How the parties' keys were signed, if the parties agreed on keys only for the common classifier of a warm start.
+    # None in other runs, and at the server, which does not know it.
     warm_start_keys: str | None = None
     differential_privacy: RowPrivacy | None = None  # privacy of the party with the largest epsilon; None without noise
     label_epsilon: float | None = None  # epsilon of randomised response for one training label, at one party
@@ -341,7 +341,7 @@ class PrivacySummary(JsonRecord):
             ledgers: the ledgers, by party; None: a server has none.
             secrets: the source of private draws; None: a server does not know it.
             masks: the masks or the encryption of the run; None if it has neither.
-            warm_start_keys: whether the keys of a warm start are signed; None: there are none, or it is not known.
+            warm_start_keys: how the keys of a warm start were signed; None: there are none, or it is not known.
         """
         found = None if ledgers is None else tuple(LedgerSummary.of(*item) for item in ledgers.items())
         from glasu.privacy.accounting import find_spent

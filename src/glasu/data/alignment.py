@@ -53,7 +53,7 @@ def check_parties(
         parties: the data of the parties.
         label_owner: the only party with labels; None: all parties need labels.
         task: the name of the task.
-        split: `data.split`. If it gives validation or test the fraction 0, this part needs no node with a known label.
+        split: `data.split`. If the fraction of validation or test is 0, this split needs no node with a known label.
     """
     if not parties:
         raise ConfigError("there are no parties; name at least one folder in data.parties, or a data set in data.name.")

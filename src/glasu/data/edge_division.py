@@ -95,7 +95,7 @@ def _draw_per_edge(
 
     Args:
         graph: the undivided graph.
-        start: returns a function that makes the draws. After a second call of `start`, the draws are repeated.
+        start: returns a function that makes the draws. The function of every call makes the same draws again.
         drawn: receives the draws.
         workspace: sets the size of the pieces.
     """
@@ -136,7 +136,7 @@ def _copy_to_reverse(
     """
     import scipy.sparse as sp
 
-    following = above.copy()  # for each node: its next edge from a higher-numbered node
+    following = above.copy()  # per node: its first edge from a higher-numbered node that is not matched yet
     size = graph.num_nodes
     for nodes, indptr in graph.node_pieces(max(piece_edges, size)):
         sources = graph.indices[indptr[0] : indptr[-1]]

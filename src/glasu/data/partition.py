@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FeatureColumns: TypeAlias = slice | NDArray[np.int64]  # feature columns of a client
 CONSTANT = "constant"  # the column of a client without features
-MAX_COMPARED = 5_000  # limit of columns for "correlation", which compares all pairs of columns; this takes 800 MB
+MAX_COMPARED = 5_000  # limit of columns for "correlation"; comparing all pairs of 5,000 columns takes 800 MB
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _render_plots(title: str, found: Mapping[str, Sequence[RunResult] | None], a
 
 
 def average_curves(results: Sequence[RunResult], axis: str) -> tuple[list[float], list[float]]:
-    """Return positions and validation accuracies in per cent, averaged over the seeds."""
+    """Return the positions on the axis, and the validation accuracies in per cent; both are means over the seeds."""
     at: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         for point in result.curve:

@@ -222,7 +222,8 @@ def _make_clients_table(cells: Cells) -> TextTable:
                 theirs = paper.PAPER_ACCURACY.get(dataset, {}).get(run.method)
             rows.append((dataset, name, *_compare(theirs, results), *_format_cost(results)))
     note = (
-        "Test accuracy in per cent with M = 3, 5, 7 clients, the settings for M = 3, and the seeds that all rows have."
+        "Test accuracy in per cent with M = 3, 5 and 7 clients. All rows of a data set use the settings for M = 3 and "
+        "the same seeds."
     )
     headings = ("data set", "method", "paper", "ours", "difference", *COST)
     return TextTable("Number of clients", note, headings, tuple(rows))

@@ -35,7 +35,7 @@ class Admission:
         """Admit processes of the roster's parties.
 
         Args:
-            served: the run that a welcome offers.
+            served: the run that the server's welcome message offers to a party.
             policy: `Refuse`, or `Collect` in a dry run.
         """
         self._served, self._policy = served, policy

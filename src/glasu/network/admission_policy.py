@@ -37,7 +37,7 @@ class ServedRun:
 
     purpose: Purpose
     facts: Facts  # the facts of the server
-    config: RunConfig  # the settings that a welcome offers
+    config: RunConfig  # the settings that the welcome message offers to a party
     roster: tuple[str, ...]  # the parties in client order
     run: str  # the id of the run
     rounds: Callable[[], Mapping[int, str]]  # returns the server's checkpoints and their digests
@@ -68,7 +68,7 @@ class AdmissionPolicy:
         """Check the parts of a statement that are not facts; return warnings for the logs.
 
         Args:
-            party: the party that is prepared.
+            party: the party that sent the statement.
             stated: its statement.
             earlier: the statements of the parties that are prepared, by name. This party's previous statement may be
                 among them.

@@ -242,7 +242,9 @@ class TrainingParty(ClientPurpose[FinishedPart]):
         )
 
     def _store(self, folder: str = "", kind: str = ROUND) -> Store[PartyCheckpoint]:
-        """Open the checkpoints of the run in joining.json. The party states only checkpoints of kind ROUND.
+        """Open this party's checkpoints of the run that joining.json names.
+
+        In the handshake, the party reports only the checkpoints that this method opens without arguments.
 
         Args:
             folder: ALONE for checkpoints of a party that trains alone.

@@ -279,7 +279,7 @@ class Listener(AbstractContextManager["Listener"]):
             code = ConnectionCode.UNREADABLE_REVOCATIONS
             self._abort(call, grpc.StatusCode.UNAVAILABLE, code, known, code.value, str(error))
         if why:  # a revocation takes effect immediately, without a restart
-            public = why if known else f"party {name!r} is not on the roster"  # only parties of the roster may see it
+            public = why if known else f"party {name!r} is not on the roster"  # only parties of the roster may see why
             self._abort(call, grpc.StatusCode.UNAUTHENTICATED, ConnectionCode.REFUSED, known, public, why)
         return known
 

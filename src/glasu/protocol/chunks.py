@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
-    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows."""
+    """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows, perhaps none."""
     return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
 
 

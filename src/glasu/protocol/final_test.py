@@ -4,7 +4,7 @@ In such a run, the parties release their representations only once (`once.py`), 
 rounds with noise there is no evaluation before the test, because every evaluation would be one more release. So the
 model after the last round is selected.
 
-Every party receives the mean of the class probabilities and has the labels, so it measures the prediction itself.
+Every party receives the mean of the class probabilities and has the labels. So each party computes the metrics.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def limit_offer(shapes: Shapes) -> int:
 
 
 def limit_offers(shapes: Shapes) -> int:
-    """Return the maximum size of all offers and their lengths."""
+    """Return the maximum size of the offers of all clients, including a length field of 4 bytes for each."""
     return (4 + OFFER_BYTES) * shapes.num_clients
 
 
@@ -52,7 +52,7 @@ def limit_proof(shapes: Shapes) -> int:
 
 
 def limit_proofs(shapes: Shapes) -> int:
-    """Return the maximum size of all proofs and their lengths."""
+    """Return the maximum size of the proofs of all clients, including a length field of 4 bytes for each."""
     return (4 + PROOF_BYTES) * shapes.num_clients
 
 

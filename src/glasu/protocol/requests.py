@@ -1,6 +1,7 @@
 """Requests that scripts yield. A runtime performs each request and resumes the script with the result.
 
-A script is a generator without I/O. Everything that a client sends between two `Receive` requests is one bundle. A
+A script is a generator without I/O. An algorithm has two scripts: the client column, which every client runs, and the
+server column. Everything that a client sends between two `Receive` requests is one bundle. A
 bundle and its answers are one exchange, which takes one round trip over a network. Messages between the server and one
 client arrive in the order in which they were sent.
 """

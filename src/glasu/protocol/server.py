@@ -49,7 +49,8 @@ class Server:
         self.aggregation = make_aggregation(config.model, len(roster))
         self.sampler = find_sampler(config.train)
         self.task = make_task(config.train)
-        # The server does not know the number of classes. It checks the values of scores instead.
+        # The number of classes is not used here (0: unknown). The server checks that the shapes of all parties' scores
+        # are equal, and their values if they are not hidden.
         self.shapes = Shapes.of_run(config, sizes.num_nodes, 0, len(roster))
         self.progress = Progress()
 

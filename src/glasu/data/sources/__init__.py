@@ -1,7 +1,7 @@
 """Data sets by name: the class `DataSource`, and the table of all sources.
 
 To add a data set, write one file in this folder that defines a `DataSource`, and add one line to SOURCES. An extension
-registers its sources under the seam "data".
+registers its sources under the seam "data" (see `glasu.registry`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ A row of Z contains everything that the attacker knows about a node: the release
 and the attacker's own features. The attacker then guesses X at the other nodes. The penalty is chosen by the squared
 error on a fifth of the known nodes.
 
-The smallest penalty is nearly zero: columns of Z have deviation 1, so it is 1e-5 of their sum of squares. It stands in
-for the linear probe, a regression without penalty, which has no unique solution if columns are linearly dependent.
+The smallest penalty is nearly zero: 1e-5 times the number of fitted rows, which is the sum of squares of a column of Z
+(deviation 1). The fit with this penalty replaces the linear probe, a regression without penalty. The probe has no
+unique solution if columns are linearly dependent.
 """
 
 from __future__ import annotations
