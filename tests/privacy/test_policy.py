@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from glasu.errors import ConfigError
+from glasu.privacy.blinding import BLINDED
 from glasu.privacy.encryption import CKKS_NAME
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import name_masks
 from glasu.privacy.noise import Mechanism, RowNoise, ScoreRepair
 from glasu.privacy.policy import Policy, PolicyError, PolicyRule, ProtectionName
 from glasu.privacy.release import Clip
-from glasu.protocol.alignment import BLINDED
 from glasu.protocol.masked import PROOF_PROTECTION
 from glasu.runtime.policy_file import find_policies, find_policy, read_policy
 from glasu.wire.message_key import Key, Phase

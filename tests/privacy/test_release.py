@@ -319,8 +319,9 @@ def test_the_ledger_gets_the_digest_of_the_sent_bytes():
     sent = release.tensor(REPRESENTATION, torch.arange(6.0).view(3, 2), KEY)
     sets = release.node_sets([np.array([3, 4, 200])], KEY)
     losses = release.numbers("losses", [0.5], KEY)
-    contents = [sent.payload.tobytes(), ids.encode(sets[0]).tobytes(), losses.tobytes()]
+    points = release.points("blinded ids", np.arange(64, dtype=np.uint8).reshape(2, 32), KEY)
+    contents = [sent.payload.tobytes(), ids.encode(sets[0]).tobytes(), losses.tobytes(), points.tobytes()]
     entries = lines.read()
     assert [entry.sha256 for entry in entries] == [hashlib.sha256(content).hexdigest() for content in contents]
     assert [entry.size for entry in entries] == [len(content) for content in contents]
-    assert [(entry.rows, entry.columns) for entry in entries] == [(3, 2), (3, 1), (1, 1)]
+    assert [(entry.rows, entry.columns) for entry in entries] == [(3, 2), (3, 1), (1, 1), (2, 32)]

@@ -15,6 +15,7 @@ import rbcl
 
 from glasu.errors import AlignmentError, ConfigError, ProtocolError
 from glasu.privacy.blinding import Blinding, hash_ids, join_points
+from glasu.privacy.release import Release
 from glasu.protocol.alignment import SetLimits, client_alignment, compare_sets, server_alignment
 from glasu.protocol.limits import Limits
 from glasu.protocol.message_bytes import decode, encode, read_header
@@ -34,12 +35,13 @@ def clock() -> float:
     return 0.0
 
 
-def align(sets, chunk_rows=4, max_ids=1000, carry=None, observe=None, secrets=SECRETS):
+def align(sets, chunk_rows=4, max_ids=1000, carry=None, observe=None, secrets=SECRETS, releases=None):
     """Align lists of ids in this process; return the comparison and the alignments."""
     names, limits = tuple("abcdefgh"[: len(sets)]), SetLimits(chunk_rows, max_ids)
+    releases = releases or [Release({}) for _ in sets]
     server = ScriptRun("server", server_alignment(Identity(names, None, SERVER, RUN), limits), Stopwatch(clock))
     scripts = (
-        client_alignment(Identity(names, None, index, RUN), ids, Blinding(secrets[index]), limits)
+        client_alignment(Identity(names, None, index, RUN), ids, Blinding(secrets[index]), limits, releases[index])
         for index, ids in enumerate(sets)
     )
     clients = [ScriptRun(name, each, Stopwatch(clock), observe) for name, each in zip(names, scripts, strict=True)]
@@ -122,6 +124,34 @@ def record(sets, **options):
         return message
 
     return sent, align(sets, carry=carry, **options)
+
+
+class Noting(Release):
+    """Notes the content of every release."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.released: list[bytes] = []
+
+    def numbers(self, *args):
+        return self._note(super().numbers(*args))
+
+    def points(self, *args):
+        return self._note(super().points(*args))
+
+    def _note(self, content):
+        self.released.append(content.tobytes())
+        return content
+
+
+def test_a_party_sends_exactly_the_bytes_that_its_gate_releases():
+    releases = [Noting() for _ in SETS]
+    sent, _ = record(SETS, releases=releases)
+    for client, release in enumerate(releases):
+        own = [message for message in sent if message.key.client == client]
+        contents = [getattr(message, name).tobytes() for message in own for name in message.contents()]
+        assert b"".join(contents) == b"".join(release.released)
+        assert release.ledger.length == len(release.released) == 1 + 2 + 3  # the size, two shares and three sets
 
 
 def test_no_message_contains_an_id_or_a_plain_hash_of_one():

@@ -22,6 +22,7 @@ from glasu.network.party_setup import check_place
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.session_ledger import LedgerScope
 from glasu.privacy.blinding import Blinding
+from glasu.privacy.release import Release
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Alignment, SetLimits, client_alignment
 from glasu.protocol.message_bytes import Head
 from glasu.protocol.requests import Script
@@ -109,7 +110,8 @@ class AlignmentParty(ScriptParty[AlignedFolder]):
         run = derive_attempt_run(offered.run, attempt.number)
         identity = Identity(offered.roster, None, offered.index, run)
         identity.incarnation, identity.attempt = self.state.value.incarnation, attempt.number % ATTEMPTS
-        return client_alignment(identity, self.ids.tolist(), self.blinding, limits, self.session_ledger.ledger)
+        release = Release({}, ledger=self.session_ledger.ledger)  # an alignment sends no tensor
+        return client_alignment(identity, self.ids.tolist(), self.blinding, limits, release)
 
     def finish(self, result: Alignment) -> ResultPayload:
         """Write alignment.parquet."""

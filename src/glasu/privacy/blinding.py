@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from glasu.errors import ConfigError, ProtocolError
 from glasu.files import remove_loaded_library
 
+BLINDED = "blinded"  # the protection of points in the ledger
 POINT_BYTES = 32
 Points = NDArray[np.uint8]  # shape (n, POINT_BYTES)
 _DOMAIN = b"glasu alignment 1"  # part of every hash, so that other programs map the same id to other points

@@ -5,7 +5,7 @@ and the rest of the line. So a changed, moved or omitted line is detected. Two l
 the head, contain the same records. The first record contains random bytes. Without them, a party that knows only the
 head could test guesses about the records.
 
-`Release` and the scripts of an alignment record their releases. A rule, such as a policy or the accounting, checks
+`Release` records every release. A rule, such as a policy or the accounting, checks
 every entry before it is written, and can refuse the release. A sink stores the lines; this module accesses no files.
 """
 
@@ -282,30 +282,6 @@ class Ledger:
         for rule in self.rules:
             rule.check(entry)
         self._append(entry)
-
-    def record_array(
-        self, kind: str, key: Key, content: NDArray[Any], *, rows: int | None = None, protection: str = "none"
-    ) -> NDArray[Any]:
-        """Record an array that is sent without an encoding, and return it.
-
-        Args:
-            kind: the kind of content.
-            key: the key of the first message that carries it.
-            content: the array.
-            rows: the number of rows; None: the length of the array.
-            protection: the names of the protections, joined by "+".
-        """
-        rows = len(content) if rows is None else rows
-        self.record(
-            kind,
-            key,
-            lambda: (content.tobytes(),),
-            size=content.nbytes,
-            rows=rows,
-            columns=content.size // max(rows, 1),
-            protection=protection,
-        )
-        return content
 
     def write(self, record: LedgerRecord) -> None:
         """Append a record with the time of this call."""

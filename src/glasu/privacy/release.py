@@ -1,4 +1,4 @@
-"""`Release`, the gate of a client. Tensors, node sets, losses and metrics leave the client only through it.
+"""`Release`, the gate of a client. Tensors, node sets, numbers and blinded points leave the client only through it.
 
 A tensor is first perturbed (clip, noise) and then encoded (`glasu.wire`). Both steps can change the values that the
 client contributes, so `extract_others` gets the decoded result. If sums are hidden, the encoded numbers are then masked
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glasu.errors import ProtocolError
+from glasu.privacy.blinding import BLINDED, Points
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.feedback import Reference, apply_change, find_change, start_reference
 from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
@@ -316,6 +317,19 @@ class Release:
         payload = np.frombuffer(content, np.uint8)
         self.ledger.record(kind, key, lambda: (payload,), rows=rows, size=payload.nbytes, protection=protection)
         return payload
+
+    def points(self, kind: str, points: Points, key: Key) -> Points:
+        """Release points of a curve: blinded ids, or a share of a key."""
+        self.ledger.record(
+            kind,
+            key,
+            lambda: (points,),
+            size=points.nbytes,
+            rows=len(points),
+            columns=points.shape[1],
+            protection=BLINDED,
+        )
+        return points
 
     def node_sets(self, node_sets: Sequence[NDArray[np.int64]], key: Key) -> tuple[NDArray[np.int32], ...]:
         """Sort and release node sets, one per round."""

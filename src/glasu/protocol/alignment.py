@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from glasu.privacy.blinding import (
     refuse_repeated_points,
     view_points,
 )
-from glasu.privacy.ledger import Ledger
 from glasu.protocol.chunks import split_rows
 from glasu.protocol.limits import Limits
 from glasu.protocol.messages import BlindedSet, CommonRows, KeyShare, Message, SetSize
@@ -45,8 +45,10 @@ from glasu.protocol.state import Identity
 from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Key, Phase
 
+if TYPE_CHECKING:  # a server runs the other column without torch
+    from glasu.privacy.release import Release
+
 DEFAULT_MAX_IDS = 1_000_000
-BLINDED = "blinded"  # the protection of points in the ledger
 SHARES, SETS = 0, 1  # used as `layer` in the keys of KeyShare and BlindedSet messages
 
 
@@ -112,12 +114,11 @@ class Comparison:
 
 
 def client_alignment(
-    identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, ledger: Ledger | None = None
+    identity: Identity, ids: Sequence[str], blinding: Blinding, limits: SetLimits, release: Release
 ) -> Script[Alignment]:
-    """Client column. `ids` must be normalised and distinct. The ledger records every release before it is sent."""
+    """Client column. `ids` must be normalised and distinct. Numbers and points leave through `release`."""
     name, key = identity.names[identity.index], identity.key(Phase.ALIGNMENT, 0)
-    ledger = ledger or Ledger()
-    yield Send(SetSize(key, ledger.record_array("set size", key, np.array([len(ids)], np.float64))))
+    yield Send(SetSize(key, release.numbers("set size", [len(ids)], key)))
     answer = yield Receive((SetSize,), key)
     chunks = limits.count_chunks(limits.check_largest(_read_number(answer), "the largest set of a party"))
     own_chunks, done = limits.count_chunks(len(ids)), 0
@@ -137,13 +138,11 @@ def client_alignment(
     for step in range(1, identity.num_clients):
         key = identity.key(Phase.ALIGNMENT, step)
         sender = identity.names[identity.index - 1]
-        entered = ledger.record_array("key share", key.at(SHARES), share, rows=1, protection=BLINDED)
-        yield Send(KeyShare(key.at(SHARES), entered))
+        yield Send(KeyShare(key.at(SHARES), release.points("key share", share, key.at(SHARES))))
         message = yield Receive((KeyShare,), key.at(SHARES))
         with _name_sender(sender, message):
             share = blinding.continue_key(message.point)
-        parts = []
-        ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
+        parts, points = [], release.points("blinded ids", points, key.at(SETS))
         for chunk in range(chunks):
             yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
             message = yield Receive((BlindedSet,), key.at(SETS, chunk))
@@ -157,7 +156,7 @@ def client_alignment(
             refuse_repeated_points(points)
 
     key = identity.key(Phase.ALIGNMENT, identity.num_clients)
-    ledger.record_array("blinded ids", key.at(SETS), points, protection=BLINDED)
+    points = release.points("blinded ids", points, key.at(SETS))
     for chunk in range(chunks):
         yield Send(BlindedSet(key.at(SETS, chunk), _take_chunk(points, chunk, limits)))
     found = yield from _receive_common(key, len(ids), limits)

@@ -13,6 +13,7 @@ from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
 from glasu.privacy.blinding import Blinding
+from glasu.privacy.release import Release
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
 from glasu.protocol.requests import Event, Save
 from glasu.protocol.state import Identity
@@ -90,10 +91,10 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
 
     with keep_run(ledgers):
         for index, (_, ids) in enumerate(tables):
-            identity, ledger = Identity(names, None, index, run), ledgers[names[index]]
-            ledger.begin("alignment", run.hex())
-            policy = options.policies.get(names[index])
-            script = client_alignment(identity, ids.tolist(), Blinding(own[index]), limit_sets(limits, policy), ledger)
+            identity, release = Identity(names, None, index, run), Release({}, ledger=ledgers[names[index]])
+            release.ledger.begin("alignment", run.hex())
+            own_limits = limit_sets(limits, options.policies.get(names[index]))
+            script = client_alignment(identity, ids.tolist(), Blinding(own[index]), own_limits, release)
             clients.append(ScriptRun(names[index], script, Stopwatch(time.perf_counter), perform))
         workers = min(len(names), count_cores())  # libsodium runs without the GIL
         with Workers(workers, "glasu-align") as pool:
