@@ -30,6 +30,7 @@ class Method:
     one_party: bool = False  # whether one party holds all data
     needs_all_labels: bool = False  # whether every party needs labels
     between_machines: bool = False  # whether it can run over the network, where no party has another party's data
+    predicts_alone: bool = False  # whether each party predicts with its own model, so that each has a score
     averages: bool = False  # whether the server averages the class probabilities of parties that trained alone
     is_baseline: bool = False  # whether `--baselines` compares a run with it
     smooths: bool = False  # whether each party propagates the averaged class probabilities over its edges
@@ -88,7 +89,7 @@ METHODS: dict[str, Method] = {
         prepare=_pool,
         one_party=True,
     ),
-    "standalone": Method(prescribe=_train_alone, is_baseline=True),
+    "standalone": Method(prescribe=_train_alone, is_baseline=True, predicts_alone=True),
     "ensemble": Method(
         prescribe=_train_alone, is_baseline=True, needs_all_labels=True, between_machines=True, averages=True
     ),

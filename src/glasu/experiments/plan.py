@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
+from glasu import registry
 from glasu.config import ModelConfig, RunConfig
+from glasu.data.methods import find_method
 from glasu.errors import ConfigError
 from glasu.experiments import partitions
 from glasu.records import FlatSettings
@@ -157,7 +159,7 @@ class Plan:
             "backbones": self._list_backbones_runs,
         }[table]
         return [
-            Run(dataset, method, describe_setting(method, config), config.train.seed, config)
+            Run(dataset, method, describe_setting(config), config.train.seed, config)
             for dataset in datasets
             for method, config in cells(dataset)
         ]
@@ -180,14 +182,14 @@ class Plan:
 
         Pooled data does not depend on the partition, so all table rows of one data set share the centralized run.
         """
-        if method == "centralized":
+        if registry.load("method", method).one_party:
             config = self.divided(dataset, partitions.find_undivided(dataset), method)
             where = "undivided"
         else:
             config = self.divided(dataset, partition, method).replace(train={"labels": labels})
             where = f"{partition} labels={labels}"
-        name = f"glasu-{config.train.num_local_steps}" if method == "glasu" else method
-        return Run(dataset, name, f"{where} {describe_setting(name, config)}", config.train.seed, config)
+        name = f"{method}-{config.train.num_local_steps}" if _chooses_exchanges(config) else method
+        return Run(dataset, name, f"{where} {describe_setting(config)}", config.train.seed, config)
 
     def _list_accuracy_runs(self, dataset: str) -> Iterator[tuple[str, RunConfig]]:
         """Yield every method."""
@@ -227,11 +229,16 @@ class Plan:
         return self.settings(dataset, "glasu-4", "gcnii")
 
 
-def describe_setting(method: str, config: RunConfig) -> str:
+def _chooses_exchanges(config: RunConfig) -> bool:
+    """Return whether the settings, not the method, decide which layers aggregate."""
+    return not find_method(config).prescribes("model", "aggregation_layers")
+
+
+def describe_setting(config: RunConfig) -> str:
     """Return the settings that the name of a method does not determine, as text."""
     model, train = config.model, config.train
-    parts = [] if method == "centralized" else [f"M={config.data.num_clients}"]
-    if method.startswith("glasu"):
+    parts = [] if find_method(config).one_party else [f"M={config.data.num_clients}"]
+    if _chooses_exchanges(config):
         parts += [f"K={len(model.aggregation_layers)}", f"Q={train.num_local_steps}"]
     parts.append(model.backbone)
     if model.num_layers != ModelConfig.num_layers:

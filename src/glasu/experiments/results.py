@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glasu import RunReport, __version__
+from glasu.data.methods import find_method
 from glasu.errors import DataError
 from glasu.experiments.plan import Run
 from glasu.files import write_atomically
@@ -95,7 +96,7 @@ def make_result(run: Run, report: RunReport, notes: tuple[str, ...]) -> RunResul
     """Return the part of a report that the tables show."""
     clients, traffic = run.config.data.num_clients, report.traffic
     metric = make_task(run.config.train).selected_by.name
-    if run.method != "centralized" and len(report.parties) != clients:
+    if not find_method(run.config).one_party and len(report.parties) != clients:
         raise DataError(f"{run.dataset}: comes as {len(report.parties)} parties and cannot be divided among {clients}.")
     row = Row(
         dataset=run.dataset,

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from glasu.data.methods import find_method
 from glasu.experiments import paper
 from glasu.experiments.partitions import COMPARED
-from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, PartitionRow, Plan, Run
+from glasu.experiments.plan import CLIENT_COUNTS, NATURAL_RELATIONS, Plan, Run
 from glasu.experiments.results import RunResult
 
 DASH = "-"
@@ -131,14 +132,15 @@ def _make_accuracy_table(cells: Cells) -> TextTable:
 def _make_relations_table(cells: Cells) -> TextTable:
     rows = []
     for dataset in [name for name in cells.datasets if name in NATURAL_RELATIONS]:
-        found = {run.method: results for run, results in cells.find("accuracy", dataset)}
-        alone = [[each.test for each in result.alone if each.by == "model"] for result in found.get("standalone", ())]
+        found = cells.find("accuracy", dataset)
+        apart = [result for run, results in found if find_method(run.config).predicts_alone for result in results]
+        alone = [[each.test for each in result.alone if each.by == "model"] for result in apart]
         for relation, values in zip(NATURAL_RELATIONS[dataset], zip(*alone, strict=True), strict=False):
             rows.append(
                 (dataset, f"{relation} alone", format_spread([100 * value for value in values]), str(len(values)))
             )
-        for method, results in found.items():
-            name = "mean of the parties alone" if method == "standalone" else method
+        for run, results in found:
+            name = "mean of the parties alone" if find_method(run.config).predicts_alone else run.method
             rows.append((dataset, name, format_spread(list_percentages(results)), str(len(results))))
     note = "One client per relation, feature blocks as stored, 60 training nodes per class; test accuracy in per cent."
     return TextTable("Natural relations", note, ("data set", "who", "ours", "seeds"), tuple(rows))
@@ -216,7 +218,7 @@ def _make_clients_table(cells: Cells) -> TextTable:
             continue
         for run, results in found:
             M = run.config.data.num_clients
-            name = run.method if run.method == "centralized" else f"{run.method} M={M}"
+            name = run.method if find_method(run.config).one_party else f"{run.method} M={M}"
             theirs = paper.CLIENTS.get(dataset, {}).get(run.method, {}).get(M)
             if theirs is None and CLIENT_COUNTS[0] == M:  # the paper's other tables have three clients
                 theirs = paper.PAPER_ACCURACY.get(dataset, {}).get(run.method)
@@ -249,12 +251,12 @@ def _make_backbones_table(cells: Cells) -> TextTable:
 def _make_partitions_table(cells: Cells) -> TextTable:
     rows, impossible, headings = [], dict[str, None](), list[str]()
     for row in [row for dataset in cells.datasets for row in cells.plan.list_partitions(dataset)]:
-        scores = {name: _score_by_seed(cells, row, name) for name in row.runs}
+        scores = {name: _score_by_seed(cells, run) for name, run in row.runs.items()}
         headings, seeds = list(scores), max(len(found or ()) for found in scores.values())
         if not seeds:
             continue
         impossible.update((f"{name}: {reason}", None) for name, reason in row.runs.items() if isinstance(reason, str))
-        results = _find_results(cells, row, COMPARED) or ()
+        results = _find_results(cells, row.runs[COMPARED])
         rows.append(
             (
                 row.dataset,
@@ -279,20 +281,18 @@ def _make_partitions_table(cells: Cells) -> TextTable:
     return TextTable("Partitions", note, heads, tuple(rows), words=3)
 
 
-def _find_results(cells: Cells, row: PartitionRow, heading: str) -> Sequence[RunResult] | None:
-    """Return the results of a column; None if its run is impossible."""
-    run = row.runs[heading]
-    return None if isinstance(run, str) else cells.results.get((run.dataset, run.method, run.setting), ())
+def _find_results(cells: Cells, run: Run | str) -> Sequence[RunResult]:
+    """Return the results of a run. An impossible run has none."""
+    return () if isinstance(run, str) else cells.results.get((run.dataset, run.method, run.setting), ())
 
 
-def _score_by_seed(cells: Cells, row: PartitionRow, heading: str) -> dict[int, float] | None:
-    """Return the test scores of a column in per cent, by seed; None if its run is impossible."""
-    results = _find_results(cells, row, heading)
-    if results is None:
+def _score_by_seed(cells: Cells, run: Run | str) -> dict[int, float] | None:
+    """Return the test scores of a run in per cent, by seed; None if the run is impossible."""
+    if isinstance(run, str):
         return None
-    scores = {}
-    for result in results:
-        alone = result.alone if result.row.method == "standalone" else ()
+    scores, predicts_alone = {}, find_method(run.config).predicts_alone
+    for result in _find_results(cells, run):
+        alone = result.alone if predicts_alone else ()
         best = max(alone, key=lambda each: each.validation, default=None)
         scores[result.row.seed] = 100 * (result.row.test_score if best is None else best.test)
     return scores
