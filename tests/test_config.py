@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -634,6 +635,45 @@ def test_a_setting_of_hidden_sums_is_refused_without_them(key, value):
 def test_a_blind_server_is_refused_with_encryption_because_the_server_sees_no_sums():
     keys = {"secure_aggregation": "ckks", "blind_server": True}
     assert_refused("privacy", keys, "blind_server", "the server sees no sums; remove it")
+
+
+@pytest.mark.parametrize(
+    ("sections", "settings"),
+    [
+        (
+            {
+                "privacy": {"secure_aggregation": "masks", "label_epsilon": 1.0, "release_probabilities": False},
+                "train": {"task": "regression", "sampler": "neighbor"},
+                "model": {"owner_layers": 1},
+                "data": {"num_clients": 2},
+                "wire": {"precision": "fp64"},
+            },
+            [
+                "model.owner_layers=1",
+                "wire.precision='fp64'",
+                'train.sampler="neighbor"',
+                "data.num_clients=2",
+                "privacy.label_epsilon=1.0",
+                "privacy.release_probabilities=False",
+            ],
+        ),
+        (
+            {"wire": {"feedback": True}, "train": {"warm_start": 3, "party_dropout": 0.3, "sampler": "shared"}},
+            ["wire.feedback=true", "wire.feedback=true"],
+        ),
+        (
+            {"privacy": {"profile": "dp"}, "train": {"labels": "a", "party_dropout": 0.3}, "wire": {"feedback": True}},
+            ["train.labels='a'", "train.party_dropout=0.3", "wire.feedback=True"],
+        ),
+    ],
+    ids=["five sections", "feedback", "one release"],
+)
+def test_one_error_lists_all_faults_of_all_sections(sections, settings):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict(sections)
+    said = str(caught.value)
+    assert re.findall(r"(?:^|\. )([a-z]+\.[a-z_]+=[^:]+): ", said) == settings
+    assert "\n" not in said
 
 
 def test_settings_may_be_numbers_of_numpys():

@@ -98,18 +98,18 @@ class ModelConfig(Checked):
 
     def _check(self) -> None:
         layers = self.aggregation_layers
-        self.need_layers(list(layers) == sorted(set(layers)) and (not layers or layers[0] >= 0))
-        self.need_layers(not layers or layers[-1] < self.num_layers)
+        rising = list(layers) == sorted(set(layers))
+        if not rising or (layers and not 0 <= layers[0] <= layers[-1] < self.num_layers):
+            raise ConfigError(self.describe_layer_fault())
         registry.load("backbone", self.backbone).check(self)
 
-    def need_layers(self, condition: bool) -> None:
-        """Raise the error about aggregation layers unless the condition holds."""
+    def describe_layer_fault(self) -> str:
+        """Return the error about aggregation layers."""
         last = self.num_layers - 1
-        if not condition:
-            raise ConfigError(
-                f"model.aggregation_layers={list(self.aggregation_layers)}: must be increasing, lie in 0..{last} and "
-                f"end with {last}, because all clients classify the same H[L]. To train without communication, use []."
-            )
+        return (
+            f"model.aggregation_layers={list(self.aggregation_layers)}: must be increasing, lie in 0..{last} and "
+            f"end with {last}, because all clients classify the same H[L]. To train without communication, use []."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
