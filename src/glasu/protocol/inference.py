@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from glasu.config import RunConfig
     from glasu.model.blocks import NodeSet
+    from glasu.model.exact import FeatureRows
+    from glasu.model.layers import Hidden
     from glasu.model.step import ForwardStep, Step
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
@@ -88,13 +90,12 @@ def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[
         """Return the progress of a long exact inference."""
         return Evaluating(client.progress.round, share, client.name)
 
-    hidden: Any = step.encode()
+    hidden: Hidden | FeatureRows = step.encode()
     for layer in range(client.config.model.num_layers):
         hidden = yield from step.layer_in_parts(layer, hidden, report)
         if layer in client.config.model.aggregation_layers:
             hidden = yield from combine(layer, hidden)
-    result: Tensor = hidden
-    return result
+    return cast("Tensor", hidden)  # only H_m[0] can have another type
 
 
 def exchange_partial(

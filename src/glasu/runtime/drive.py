@@ -46,7 +46,9 @@ def advance(script: Generator[Any, Any, Result], reply: Any = None) -> Any:
         return Finished(stop.value)
 
 
-def drive(script: Script[Result], perform: Callable[[Any], Any], watch: Stopwatch, name: str = "compute") -> Result:
+def drive(
+    script: Script[Result], perform: Callable[[Action], object], watch: Stopwatch, name: str = "compute"
+) -> Result:
     """Run a script to its end.
 
     Args:
