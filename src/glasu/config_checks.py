@@ -67,7 +67,7 @@ def _list_faults(config: ConfigSections) -> Iterator[str]:
 
 
 def _check_rounds(config: ConfigSections, method: MethodRules) -> Iterator[str]:
-    """Refuse settings of rounds that do not fit together, or do not fit to the protection of the rounds."""
+    """Refuse settings of rounds that contradict each other, masks, ckks or noise."""
     model, train = config.model, config.train
     silent = not model.aggregation_layers
     if not (silent or train.releases_once or model.aggregation_layers[-1] == model.num_layers - 1):
