@@ -13,7 +13,7 @@ from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, ge
 from glasu.network import control
 from glasu.network.connection import Connection, ConnectOptions
 from glasu.network.control import ProposedAttempt
-from glasu.network.frames import ACK, Assembler, CheckLimits, make_control_frame, pack_frame
+from glasu.network.frames import ACK, CONTROL, MAX_FRAME, Assembler, CheckLimits, make_control_frame, pack_frame
 from glasu.network.handshake import ClientHandshake, Payload, RefusalError
 from glasu.network.states import PeerEvent, PeerState, make_peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
@@ -173,8 +173,12 @@ class ClientSession:
         if isinstance(frame, control.Welcome):
             self._renew(frame)
             return None
-        if frame.control is not None:
-            self._take_control(frame.control)
+        if frame.kind == CONTROL:
+            try:
+                message = control.read_control(frame.body, MAX_FRAME)
+            except ProtocolError as error:
+                raise ProtocolError(f"from the server: {error}") from None
+            self._take_control(message)
             return None
         if self._machine.state is not PeerState.RUNNING:
             return None  # the message belongs to an attempt that is over
