@@ -1,10 +1,10 @@
 """Frames of a stream. They are numbered, acknowledged, sent again after a break, and checked before they are stored.
 
-frame     kind (1 byte), number (8 bytes), number of the last frame received from the other side (8 bytes), body
+frame     kind (1 byte), number (8 bytes), acknowledged number (8 bytes), body
 control   the body is a JSON object, see `control.py`
 piece     the body is the total length and the offset (8 bytes each), then at most MAX_PIECE bytes of one message. The
           pieces of a message are sent in order. A party may put several short messages into one frame.
-ack       no body; the header contains the number of the last frame received
+ack       no body
 
 In each direction, frames are numbered from 1, and the numbers continue on every new stream between the same two
 processes. Frames with number 0 are outside the sequence and may be lost: hello, welcome, acks, notices, and the last
