@@ -658,10 +658,10 @@ class Broken(ToyServerHandshake):
 
     error: Exception | None = OSError(28, "No space left on device", "/secret/place")
 
-    def admit(self, party, hello, *, closing):
+    def admit(self, party, hello):
         if self.error is not None:
             raise self.error
-        return super().admit(party, hello, closing=closing)
+        return super().admit(party, hello)
 
 
 def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_paths():
@@ -689,9 +689,9 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
     state = StateFile(tmp_path / "serving.json", ServingRecord())
 
     class Remembering(ToyServerHandshake):
-        def admit(self, party, hello, *, closing):
+        def admit(self, party, hello):
             state.update(attempt=1)
-            return super().admit(party, hello, closing=closing)
+            return super().admit(party, hello)
 
     def fail(*arguments):
         raise OSError(number, os.strerror(number))

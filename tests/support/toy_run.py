@@ -95,10 +95,13 @@ class ToyServerHandshake:
     withdrawn: list[str] = field(default_factory=list)
     needs: Collection[str] | None = None  # the parties without which the others do not continue; None: all
 
-    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+    def admit(self, party: str, hello: Payload) -> Payload:
         if (refusal := self.refuse(party, hello)) is not None:
             raise refusal
         return {"party": party}
+
+    def admit_finished(self, party: str, hello: Payload) -> Payload:
+        return self.admit(party, hello)
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
         if (refusal := self.refuse(party, statement)) is not None:

@@ -152,7 +152,7 @@ class ServerHandshake(Protocol):
     session. `party` is the name in the peer's certificate and is in the roster.
     """
 
-    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+    def admit(self, party: str, hello: Payload) -> Payload:
         """Admit a process and return the welcome for it, or raise `RefusalError`.
 
         The session calls this method for every process that it does not know. After a restart of the server, it knows
@@ -163,8 +163,13 @@ class ServerHandshake(Protocol):
         Args:
             party: the name in the peer's certificate.
             hello: the result of `ClientHandshake.hello` at the party.
-            closing: whether the run is complete. If so, admit only processes that have their results but do not know
-                yet that the run is complete.
+        """
+        ...
+
+    def admit_finished(self, party: str, hello: Payload) -> Payload:
+        """Do the same when the run is complete.
+
+        Admit only a process that has its results but does not know yet that the run is complete.
         """
         ...
 

@@ -153,7 +153,8 @@ class PeerFrames:
 
     def _admit_process(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         state = self._roster.run.state
-        welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
+        admit = self._handshake.admit_finished if state in RUN_ENDED else self._handshake.admit
+        welcome = admit(peer.name, hello.payload)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has replaced it."
             peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))

@@ -173,7 +173,7 @@ def test_neither_ids_nor_values_leave_a_party(practice):
     admission = Admission(
         ServedRun(DRY_RUN, collect_server_facts(DRY_RUN), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
     )
-    role.welcome(admission.admit("a", sent[0], closing=False))
+    role.welcome(admission.admit("a", sent[0]))
     sent.append(role.statement())
     everything = json.dumps(sent)
     assert "24" in everything
