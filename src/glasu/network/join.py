@@ -217,7 +217,7 @@ class ScriptParty(PartyPurpose[ResultT]):
             perform.flush()
             finished = self.finish(result)
             head = self.session_ledger.sign_head(self.scope(), is_last=True)
-            session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
+            session.finish(attempt, dataclasses.replace(finished, ledger=head))
             return session.await_attempt()
         except NewAttempt as proposed:
             return proposed.attempt

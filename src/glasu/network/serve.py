@@ -12,20 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import GlasuError, ProtocolError, TrainingError
+from glasu.errors import GlasuError, TrainingError
 from glasu.network.admission import Admission
 from glasu.network.admission_policy import AdmissionPolicy, Refuse, ServedRun
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import (
-    GoodbyePayload,
-    Payload,
-    RefusalError,
-    ResultPayload,
-    StatementPayload,
-    read_payload,
-)
+from glasu.network.handshake import GoodbyePayload, Payload, ResultPayload, StatementPayload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
@@ -157,8 +150,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
                 log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(self.progress))
                 result = drive(script, perform, watch, "communication")
                 with watch.measure("waiting"):
-                    payloads = session.collect_results()
-                results = _read_results(payloads)
+                    results = session.collect_results()
                 self.note_results(results)
                 return self.finish(result, list(results.values()))
             except RestartAttempt:
@@ -297,14 +289,3 @@ def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = Se
         finally:
             purpose.close(finished=finished)
         return report
-
-
-def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:
-    """Read the parties' results. The error for a malformed result names the party that sent it."""
-    results = {}
-    for party, payload in payloads.items():
-        try:
-            results[party] = read_payload(ResultPayload, payload, f"the result of party {party!r}")
-        except RefusalError as error:
-            raise ProtocolError(str(error), party=party) from None
-    return results
