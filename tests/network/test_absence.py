@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from glasu.errors import AbsenceError
+from glasu.network.handshake import ResultPayload
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.states import PeerState, RunState
 from glasu.protocol.message_bytes import encode
@@ -87,9 +88,9 @@ def test_no_message_is_awaited_from_an_absent_party_and_none_is_sent_to_it():
     assert [message.key.client for message in found] == [0, 1]
     harness.session.broadcast(Joint(key(0, 0), np.zeros((1, 4), np.float32)))
     assert harness.session.roster.peers["b"].channel.outbox.held == 0
-    a.send_control("PartyResult", attempt=1, payload={"party": "a"})
-    c.send_control("PartyResult", attempt=1, payload={"party": "c"})
-    assert harness.session.collect_results() == {"a": {"party": "a"}, "c": {"party": "c"}}
+    a.send_control("PartyResult", attempt=1, payload={"received": 1})
+    c.send_control("PartyResult", attempt=1, payload={"received": 3})
+    assert harness.session.collect_results() == {"a": ResultPayload(received=1), "c": ResultPayload(received=3)}
 
 
 def test_the_place_of_an_absent_party_among_the_clients_is_not_kept():

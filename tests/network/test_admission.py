@@ -46,12 +46,12 @@ def hello(**changes):
 
 def refusal_of(admission, payload):
     with pytest.raises(RefusalError) as caught:
-        admission.admit("a", payload, closing=False)
+        admission.admit("a", payload)
     return caught.value
 
 
 def test_a_process_with_a_common_checkpoint_is_admitted(admission):
-    welcome = admission.admit("b", hello(rounds={0: "start", 7: "x"}), closing=False)
+    welcome = admission.admit("b", hello(rounds={0: "start", 7: "x"}))
     assert (welcome["index"], welcome["roster"], welcome["run"]) == (1, ["a", "b"], "00" * 12)
 
 
@@ -69,7 +69,7 @@ def test_the_policy_refuse_refuses_a_difference_that_the_policy_collect_admits(d
     payload = hello(**{"rounds": {0: "start"}, **DIFFERENCES[difference]})
     assert refusal_of(admission, payload).code != Code.OTHER_PURPOSE
     collecting = Admission(make_served_run(), Collect())
-    assert collecting.admit("a", payload, closing=False)["index"] == 0
+    assert collecting.admit("a", payload)["index"] == 0
     other = replace(FACTS, nodes=5, glasu="0.0.0")
     statement = to_plain(StatementPayload(facts=other, digest="of other settings"))  # and without a ledger
     assert collecting.prepare("a", statement) == ()
@@ -90,22 +90,22 @@ def test_a_purpose_says_what_a_late_process_and_an_incomplete_run_are_told(purpo
     late = hello(facts=served.facts, rounds={0: "start"})
     assert late["facts"]["purpose"] == purpose.name  # only the name travels
     with pytest.raises(RefusalError, match=re.escape(purpose.finished_answer)) as refused:
-        admission.admit("a", late, closing=True)
+        admission.admit_finished("a", late)
     assert refused.value.code == Code.RUN_FINISHED
     own = "The model was trained by the parties a, b; got a." if purpose is PREDICTION else purpose.absence_error
     assert own in admission.find_absence_error(["a"])
 
 
 def test_only_the_policy_refuse_records_the_admitted_process(admission, tmp_path):
-    Admission(make_served_run(), Collect()).admit("a", hello(rounds={0: "start"}), closing=False)
+    Admission(make_served_run(), Collect()).admit("a", hello(rounds={0: "start"}))
     assert open_serving(tmp_path).value.processes == {}
-    admission.admit("a", hello(rounds={0: "start"}), closing=False)
+    admission.admit("a", hello(rounds={0: "start"}))
     assert open_serving(tmp_path).value.processes["a"].name == "p"
 
 
 def test_only_the_policy_collect_states_the_time_of_the_server(admission):
-    assert "now" not in admission.admit("a", hello(rounds={0: "start"}), closing=False)
-    assert Admission(make_served_run(), Collect()).admit("a", hello(), closing=False)["now"] > 0
+    assert "now" not in admission.admit("a", hello(rounds={0: "start"}))
+    assert Admission(make_served_run(), Collect()).admit("a", hello())["now"] > 0
 
 
 def test_the_error_of_a_party_without_an_intact_checkpoint_says_that_it_has_none(admission):

@@ -58,7 +58,7 @@ class Recording(PartyPerformer):
     def __call__(self, request):
         result = super().__call__(request)
         if isinstance(request, Send):
-            self.purpose.sent.append(encode(request.message))
+            self.work.sent.append(encode(request.message))
         return result
 
 
@@ -82,7 +82,7 @@ class Noting:
 
 
 def record(kind, sent):
-    """Return a purpose whose processes all keep what they send in this list."""
+    """Return a class of work whose processes all keep what they send in this list."""
     return type(f"Recording{kind.__name__}", (Noting, kind), {"sent": sent})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import FIRST_DELAY, LONGEST_DELAY, SILENT_AFTER, ConnectOptions
 from glasu.network.connection_codes import ConnectionCode, Disconnection
 from glasu.network.control import PROTOCOL, ProposedAttempt
-from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, ROOM, WINDOW, Channel, pack_frame
+from glasu.network.frames import ACK, CONTROL, FRAME_HEADER, MAX_PIECE, PIECE, ROOM, WINDOW, Channel, pack_frame
 from glasu.network.handshake import Code, RefusalError
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Joint
@@ -321,21 +322,30 @@ def test_an_answer_that_is_not_expected_or_too_long_is_refused_by_its_header(con
         session.receive(Receive((Joint,), key(0, 0)))
 
 
-def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party():
+LISTS = b'{"kind": "Goodbye", "payload": {"x": [' + b",".join([b"[]"] * 340_000) + b"]}}"  # parsed, it takes 22 MiB
+
+
+@pytest.mark.parametrize(("kind", "body"), [(PIECE, bytes(MAX_PIECE)), (CONTROL, LISTS)], ids=["pieces", "lists"])
+def test_a_server_that_ignores_the_window_cannot_fill_the_memory_of_a_party(kind, body):
     # Nothing reads here: the party computes. The reader stops, and gRPC's flow control stops the server.
-    channel = Channel(window=1 << 40)
-    for index in range(100):
-        channel.outbox.put_message(joint(round_index=index, rows=65_536))  # a MiB each
     server = Server((welcome(),))
     session = server.session()
     session.open()
 
     def flood():
-        while (frame := channel.take_next()) is not None:
-            server.streams[0].deliver(frame)
+        stream, number = server.streams[0], 0
+        while stream.outgoing.is_open:
+            number += 1
+            stream.deliver(pack_frame(kind, body, number=number))
 
-    threading.Thread(target=flood, daemon=True).start()
     held = session.connection.channel
+    tracemalloc.start()
+    try:
+        threading.Thread(target=flood, daemon=True).start()
+        wait_for(lambda: held.is_overrun, seconds=120)
+        assert tracemalloc.get_traced_memory()[0] < ROOM + WINDOW + (8 << 20)
+    finally:
+        tracemalloc.stop()
     last = -1
     while last != held.waiting:
         last = held.waiting

@@ -30,7 +30,7 @@ from glasu.network.control import (
     read_control,
 )
 from glasu.network.frames import CONTROL_BYTES, MAX_PIECE
-from glasu.network.handshake import Code, GoodbyePayload
+from glasu.network.handshake import Code, GoodbyePayload, ResultPayload
 from glasu.network.id_keys import IdKeys, IdTag
 from glasu.network.signatures import SignedHead, make_signer, sign_statement
 from glasu.pki.identity import MAX_PARTIES, check_roster
@@ -50,7 +50,7 @@ MESSAGES = [
     ProposedAttempt(3, 7, ("a", "c"), "ab"),
     ProposedAttempt(1, 0, ("a",)),
     Confirmation(3, "ab"),
-    PartyResult(3, {"digest": "ab"}),
+    PartyResult(3, ResultPayload(weights_sha256="ab")),
     Goodbye({}),
     Notice("a: connected."),
     Failed("invalid_data", "its data cannot be used"),

@@ -131,18 +131,18 @@ class Recorder:
         kit, server = open_kit(self.cluster.kits / name, "party"), f"localhost:{self.cluster.port}"
         return JoinOptions(kit=kit, server=server, out=self.cluster.folder / name, wait=60.0)
 
-    def _finish(self, server: Role, purposes: list[Any]) -> None:
+    def _finish(self, server: Role, works: list[Any]) -> None:
         """Run the parties to their end. The next session uses another port."""
         roles = [
             Role(each.options.kit.name, lambda each=each: join(each, connect_options=self._choose_connection(each)))
-            for each in purposes
+            for each in works
         ]
         for role in (*roles, server):
             role.outcome()
         self.cluster.port = 0
 
-    def _choose_connection(self, purpose: Any) -> ConnectOptions:
-        options = purpose.options
+    def _choose_connection(self, work: Any) -> ConnectOptions:
+        options = work.options
         return ConnectOptions(options.kit, options.server, options.wait, options.log, connect=self._open_stream)
 
     def _open_stream(self, kit: Any, address: str, outgoing: Any, arrive: Any) -> ClientStream:
@@ -211,7 +211,7 @@ def test_an_alignment_and_a_training_of_aligned_parties_send_no_plain_hash_of_an
 
 
 def leak(kind, method, digest):
-    """Return a purpose that states a digest in one of its payloads, in the place of the run of a training."""
+    """Return a class of work that states a digest in one of its payloads, in the place of the run of a training."""
 
     def state(self):
         payload = getattr(super(leaking, self), method)()

@@ -43,7 +43,7 @@ class Watching(PartyPerformer):
 
     def send(self, messages):
         super().send(messages)
-        entered = {entry.sha256 for entry in list_entries(self.purpose.options.out / "ledger.jsonl")}
+        entered = {entry.sha256 for entry in list_entries(self.work.options.out / "ledger.jsonl")}
         for message in messages:
             if isinstance(message, TensorMessage | Losses):
                 content = message.value if isinstance(message, TensorMessage) else message.values
@@ -259,7 +259,7 @@ class Sending(PartyPerformer):
     def __call__(self, request):
         result = super().__call__(request)
         if isinstance(request, Send):
-            self.sent.append((self.purpose.options.kit.name, request.message, encode(request.message)))
+            self.sent.append((self.work.options.kit.name, request.message, encode(request.message)))
         return result
 
 

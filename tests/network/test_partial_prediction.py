@@ -99,7 +99,7 @@ def test_with_labels_at_one_party_only_it_receives_scores_and_only_it_and_the_se
         def __call__(self, request):
             reply = super().__call__(request)
             if isinstance(reply, JointScores):
-                received.append(self.purpose.party.name)
+                received.append(self.work.party.name)
             return reply
 
     server = cluster.serve_prediction(Serving, wait=WAIT)

@@ -27,7 +27,7 @@ from glasu.network.frames import (
     PIECE,
     pack_frame,
 )
-from glasu.network.handshake import Code, RefusalError
+from glasu.network.handshake import Code, RefusalError, ResultPayload
 from glasu.network.id_keys import IdShare
 from glasu.network.roster import GROUPS, Attempt, Receipts, RestartAttempt
 from glasu.network.signatures import Signature
@@ -231,6 +231,11 @@ CONTROLS = {
         "'confirm' cannot follow the state 'running'",
     ),
     "no result": ("PartyResult", {"attempt": 1}, "control message 'PartyResult': payload: is missing"),
+    "a malformed result": (
+        "PartyResult",
+        {"attempt": 1, "payload": {"received": "x"}},
+        "control message 'PartyResult': payload.received='x': must be an integer",
+    ),
 }
 
 
@@ -287,7 +292,7 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     (a,) = harness.run()
     gathering = Role("gathering", harness.session.gather)
     wait_for(lambda: any(control.kind == "StatementRequest" for control in a.controls()))
-    a.send_control("PartyResult", attempt=1, payload={"of": "attempt 1"})
+    a.send_control("PartyResult", attempt=1, payload={"received": 1})
     a.send_message(partial(0))
     a.send_control("Statement", payload=STATEMENT)
     gathering.outcome(20)
@@ -295,8 +300,8 @@ def test_the_end_of_an_attempt_that_is_over_is_not_the_end_of_the_present_one():
     wait_for(lambda: sum(control.kind == "ProposedAttempt" for control in a.controls()) == 2)
     a.send_control("Confirmation", attempt=2, digest="start")
     role.outcome(20)
-    a.send_control("PartyResult", attempt=2, payload={"of": "attempt 2"})
-    assert harness.session.collect_results() == {"a": {"of": "attempt 2"}}
+    a.send_control("PartyResult", attempt=2, payload={"received": 2})
+    assert harness.session.collect_results() == {"a": ResultPayload(received=2)}
 
 
 def test_a_party_that_failed_stops_the_run_for_all_with_its_public_reason():
@@ -658,10 +663,10 @@ class Broken(ToyServerHandshake):
 
     error: Exception | None = OSError(28, "No space left on device", "/secret/place")
 
-    def admit(self, party, hello, *, closing):
+    def admit(self, party, hello):
         if self.error is not None:
             raise self.error
-        return super().admit(party, hello, closing=closing)
+        return super().admit(party, hello)
 
 
 def test_a_server_that_cannot_remember_who_came_stops_the_run_without_naming_paths():
@@ -689,9 +694,9 @@ def test_a_state_file_that_cannot_be_written_is_the_servers_fault_and_not_the_pa
     state = StateFile(tmp_path / "serving.json", ServingRecord())
 
     class Remembering(ToyServerHandshake):
-        def admit(self, party, hello, *, closing):
+        def admit(self, party, hello):
             state.update(attempt=1)
-            return super().admit(party, hello, closing=closing)
+            return super().admit(party, hello)
 
     def fail(*arguments):
         raise OSError(number, os.strerror(number))

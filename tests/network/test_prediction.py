@@ -81,7 +81,7 @@ def test_class_probabilities_travel_only_to_parties_that_requested_them(train_on
         def __call__(self, request):
             reply = super().__call__(request)
             if isinstance(reply, JointScores):
-                seen[self.purpose.party.name] = reply.value.shape
+                seen[self.work.party.name] = reply.value.shape
             return reply
 
     server = cluster.serve_prediction()

@@ -84,6 +84,7 @@ def test_a_malformed_welcome_is_refused_with_a_code_and_one_line(change):
         b'{"processes": {"a": [1, "x"]}}',
         b'{"processes": 3}',
         b'{"roster": {}}',
+        b'{"settings": {"train.seed": {}}}',
         b'{"unknown": 1}',
         b"[" * 100_000,
         b"\xff",

@@ -53,7 +53,7 @@ def run_noting_order(cluster, monkeypatch, server_role=TrainingServer, party_rol
             super().send(messages)
             for message in messages:
                 if type(message).__name__ != "Losses":  # they end a round
-                    note(self.purpose.party.name, message)
+                    note(self.work.party.name, message)
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fsync)

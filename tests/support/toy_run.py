@@ -20,7 +20,7 @@ from glasu.errors import GlasuError, ProtocolError
 from glasu.network.client_session import ClientSession, NewAttempt
 from glasu.network.connection import ConnectOptions
 from glasu.network.control import ProposedAttempt
-from glasu.network.handshake import Payload, RefusalError
+from glasu.network.handshake import Payload, RefusalError, ResultPayload
 from glasu.network.id_keys import IdShare
 from glasu.network.roster import Attempt, RestartAttempt
 from glasu.network.server_session import ServerSession
@@ -95,10 +95,13 @@ class ToyServerHandshake:
     withdrawn: list[str] = field(default_factory=list)
     needs: Collection[str] | None = None  # the parties without which the others do not continue; None: all
 
-    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+    def admit(self, party: str, hello: Payload) -> Payload:
         if (refusal := self.refuse(party, hello)) is not None:
             raise refusal
         return {"party": party}
+
+    def admit_finished(self, party: str, hello: Payload) -> Payload:
+        return self.admit(party, hello)
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
         if (refusal := self.refuse(party, statement)) is not None:
@@ -179,7 +182,7 @@ class ToyServer:
         self.port = self.listener.port
         self.listener.start()
 
-    def serve(self) -> list[Payload]:
+    def serve(self) -> list[ResultPayload]:
         """Run to the end."""
         with self.listener:
             try:
@@ -193,7 +196,7 @@ class ToyServer:
                 self.session.announce_failure(error, 2.0)
                 raise
 
-    def _finish(self) -> list[Payload]:
+    def _finish(self) -> list[ResultPayload]:
         while True:
             try:
                 common, digests = self._common(self.session.gather())
@@ -253,7 +256,7 @@ class ToyParty:
             while proposed is not None:
                 try:
                     result = self._attempt(proposed)
-                    session.finish(proposed, {"digest": result})
+                    session.finish(proposed, ResultPayload(weights_sha256=result))
                     self.after("finish", 0, 0)
                     proposed = session.await_attempt()
                 except NewAttempt as another:
@@ -330,7 +333,7 @@ class Federation:
     def finish(self, server: Role, parties: Sequence[Role]) -> None:
         """Wait for the end, and check that every result is that of an unbroken run."""
         assert [role.outcome() for role in parties] == self.toy.compute_expected_digests()
-        assert [result["digest"] for result in server.outcome()] == self.toy.compute_expected_digests()
+        assert [result.weights_sha256 for result in server.outcome()] == self.toy.compute_expected_digests()
 
 
 def break_streams_after(limits: Sequence[int | None]) -> Callable[..., ClientStream]:

@@ -96,7 +96,7 @@ def _take_part(args: argparse.Namespace, folder: Path) -> None:
     log = Log(args, kit.name)
     policy = find_policy(args.policy, folder, args.kit)
     options = JoinOptions(kit=kit, server=address, out=folder, wait=args.wait, policy=policy, observer=log.observe)
-    purpose = AlignmentParty(options, args.max_ids)
+    work = AlignmentParty(options, args.max_ids)
     with hold_folder(folder, "wait until it ends, or end it"), log:
-        aligned = join(purpose)
+        aligned = join(work)
     print(f"{aligned.file}: {aligned.party}, {aligned.common} of {aligned.ids} ids are common")

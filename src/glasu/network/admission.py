@@ -44,22 +44,17 @@ class Admission:
         # The party that was asked to compare its ids, and the key shares that it received for this.
         self._asked: tuple[str, dict[str, IdShare]] = ("", {})
 
-    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+    def admit(self, party: str, hello: Payload) -> Payload:
         """Admit a process and return its welcome, or raise RefusalError. The policy may record the process durably."""
-        stated, served = read_payload(HelloPayload, hello, f"the hello of party {party!r}"), self._served
-        refuse_differences(party, stated.facts, {THE_SERVER: served.facts}, ("purpose",))
-        self._policy.admit(party, stated, self._others(party), closing=closing)
-        self._stated[party] = stated.facts
-        self.statements.pop(party, None)
-        return to_plain(
-            WelcomePayload(
-                config=served.config.to_dict(given=True),
-                roster=served.roster,
-                index=served.roster.index(party),
-                run=served.run,
-                now=self._policy.read_clock(),
-            )
-        )
+        stated = self._read_hello(party, hello)
+        self._policy.admit(party, stated, self._others(party))
+        return self._welcome(party, stated.facts)
+
+    def admit_finished(self, party: str, hello: Payload) -> Payload:
+        """Do the same when all parties have their results."""
+        stated = self._read_hello(party, hello)
+        self._policy.admit_finished(party, stated)
+        return self._welcome(party, stated.facts)
 
     def prepare(self, party: str, statement: Payload) -> Sequence[str]:
         """Check the statement of a party that is ready to run. Return warnings for the logs, or raise RefusalError."""
@@ -109,6 +104,25 @@ class Admission:
         except GlasuError as error:
             return f"{error.public_message[:1].upper()}{error.public_message[1:]}"
         return None
+
+    def _read_hello(self, party: str, hello: Payload) -> HelloPayload:
+        stated = read_payload(HelloPayload, hello, f"the hello of party {party!r}")
+        refuse_differences(party, stated.facts, {THE_SERVER: self._served.facts}, ("purpose",))
+        return stated
+
+    def _welcome(self, party: str, facts: Facts) -> Payload:
+        """Keep the facts of an admitted process, and return its welcome."""
+        self._stated[party], served = facts, self._served
+        self.statements.pop(party, None)
+        return to_plain(
+            WelcomePayload(
+                config=served.config.to_dict(given=True),
+                roster=served.roster,
+                index=served.roster.index(party),
+                run=served.run,
+                now=self._policy.read_clock(),
+            )
+        )
 
     def _others(self, party: str) -> dict[str, Facts]:
         own = self._served.facts

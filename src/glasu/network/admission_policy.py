@@ -25,7 +25,7 @@ from glasu.network.compatibility import (
 )
 from glasu.network.facts import Facts, resolve_tags
 from glasu.network.fencing import Fence
-from glasu.network.handshake import SAME_VERSION, Code, HelloPayload, RefusalError, StatementPayload
+from glasu.network.handshake import SAME_VERSION, Code, HelloPayload, Process, RefusalError, StatementPayload
 from glasu.network.log_lines import make_printable
 from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
@@ -49,15 +49,17 @@ class AdmissionPolicy:
     The methods of this class admit every process and record nothing.
     """
 
-    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
+    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts]) -> None:
         """Check the hello of a process with the same purpose, and record the process.
 
         Args:
             party: the party that connects.
             hello: what its process states.
             others: the facts of the server and of the other admitted parties, by name.
-            closing: whether all parties have their results.
         """
+
+    def admit_finished(self, party: str, hello: HelloPayload) -> None:
+        """Do the same when all parties have their results: the process must have its results."""
 
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
         """Compare all facts of a prepared party with the facts of the server and of the other parties."""
@@ -110,20 +112,21 @@ class Refuse(AdmissionPolicy):
         """
         self._served, self._fence, self._recorded_heads = served, fence, recorded_heads
 
-    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts], *, closing: bool) -> None:
+    def admit(self, party: str, hello: HelloPayload, others: Mapping[str, Facts]) -> None:
         """Record the process durably as the party's only one, or raise RefusalError."""
-        if hello.process is None:
-            raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
-        self._fence.check(party, hello.process)
-        self._check_run(hello)
-        if not closing:
-            refuse_differences(party, hello.facts, others)
-            self._check_rounds(hello)
-        elif hello.finished is None:
-            raise RefusalError(Code.RUN_FINISHED, self._served.purpose.finished_answer)
+        process = self._check_process(party, hello)
+        refuse_differences(party, hello.facts, others)
+        self._check_rounds(hello)
         # The record must be durable before the welcome is sent. Otherwise a server that crashes after sending it could
         # admit an older process after its restart, and two processes of the party would take part in the run.
-        self._fence.admit(party, hello.process)
+        self._fence.admit(party, process)
+
+    def admit_finished(self, party: str, hello: HelloPayload) -> None:
+        """Record the process durably if it has its results, or raise RefusalError."""
+        process = self._check_process(party, hello)
+        if hello.finished is None:
+            raise RefusalError(Code.RUN_FINISHED, self._served.purpose.finished_answer)
+        self._fence.admit(party, process)
 
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
         """Raise RefusalError if a fact differs or is missing."""
@@ -152,8 +155,12 @@ class Refuse(AdmissionPolicy):
         """Make the admitted processes final."""
         self._fence.record_attempt()
 
-    def _check_run(self, hello: HelloPayload) -> None:
+    def _check_process(self, party: str, hello: HelloPayload) -> Process:
+        """Return the process if it is the newest one of the party and belongs to this run."""
         run = self._served.run
+        if hello.process is None:
+            raise RefusalError(Code.INVALID_PAYLOAD, f"its hello names no process; {SAME_VERSION}")
+        self._fence.check(party, hello.process)
         if hello.only not in (None, run):
             raise RefusalError(
                 Code.UNWANTED_RUN,
@@ -167,6 +174,7 @@ class Refuse(AdmissionPolicy):
                 f"{run}. Check the server's --out. To take part in the new run, choose another --out at this party, or "
                 "start over there with --fresh.",
             )
+        return hello.process
 
     def _check_rounds(self, hello: HelloPayload) -> None:
         own = self._served.rounds()

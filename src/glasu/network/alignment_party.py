@@ -15,7 +15,7 @@ from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, collect_server_facts
 from glasu.network.fencing import note_welcome
 from glasu.network.handshake import ResultPayload, WelcomePayload
-from glasu.network.join import ScriptParty
+from glasu.network.join import PartyScriptWork
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import check_place
@@ -42,7 +42,7 @@ class AlignedFolder:
     ids: int  # number of the party's ids
 
 
-class AlignmentParty(ScriptParty[AlignedFolder]):
+class AlignmentParty(PartyScriptWork[AlignedFolder]):
     """One process of a party in an alignment. `options.out` is the folder with the party's tables."""
 
     purpose = ALIGNMENT

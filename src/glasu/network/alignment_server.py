@@ -13,7 +13,7 @@ from glasu.network.handshake import ResultPayload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import ALIGNMENT
 from glasu.network.roster import Attempt
-from glasu.network.serve import ScriptPurpose
+from glasu.network.serve import ServerScriptWork
 from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.privacy.blinding import load_group
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, server_alignment
@@ -58,7 +58,7 @@ def list_overlaps(names: Sequence[str], found: Comparison) -> tuple[Overlap, ...
     return tuple(Overlap(tuple(names[client] for client in group), count) for group, count in groups)
 
 
-class AlignmentServer(ScriptPurpose[AlignmentReport]):
+class AlignmentServer(ServerScriptWork[AlignmentReport]):
     """One server process of an alignment. It keeps no checkpoints: an interrupted alignment starts again."""
 
     purpose = ALIGNMENT

@@ -13,8 +13,8 @@ from glasu.errors import GlasuError, ProtocolError, TransportError, get_code, ge
 from glasu.network import control
 from glasu.network.connection import Connection, ConnectOptions
 from glasu.network.control import ProposedAttempt
-from glasu.network.frames import ACK, Assembler, CheckLimits, make_control_frame, pack_frame
-from glasu.network.handshake import ClientHandshake, Payload, RefusalError
+from glasu.network.frames import ACK, CONTROL, MAX_FRAME, Assembler, CheckLimits, make_control_frame, pack_frame
+from glasu.network.handshake import ClientHandshake, Payload, RefusalError, ResultPayload
 from glasu.network.states import PeerEvent, PeerState, make_peer_machine
 from glasu.protocol.message_bytes import Head, decode, encode
 from glasu.protocol.messages import Message
@@ -114,7 +114,7 @@ class ClientSession:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def finish(self, attempt: ProposedAttempt, result: Payload) -> None:
+    def finish(self, attempt: ProposedAttempt, result: ResultPayload) -> None:
         """Report that this party's results are written."""
         self._machine.advance(PeerEvent.FINISH)
         self._send_control(control.PartyResult(attempt.number, result))
@@ -173,8 +173,12 @@ class ClientSession:
         if isinstance(frame, control.Welcome):
             self._renew(frame)
             return None
-        if frame.control is not None:
-            self._take_control(frame.control)
+        if frame.kind == CONTROL:
+            try:
+                message = control.read_control(frame.body, MAX_FRAME)
+            except ProtocolError as error:
+                raise ProtocolError(f"from the server: {error}") from None
+            self._take_control(message)
             return None
         if self._machine.state is not PeerState.RUNNING:
             return None  # the message belongs to an attempt that is over

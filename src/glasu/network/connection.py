@@ -18,7 +18,7 @@ from typing import Any
 from glasu.errors import AbsenceError, GlasuError, ProtocolError, TrainingError, TransportError
 from glasu.network import control
 from glasu.network.connection_codes import ADVICE, DEFAULT_ADVICE, ConnectionCode, Disconnection, describe_end
-from glasu.network.frames import Channel, Frame, make_control_frame, read_frame
+from glasu.network.frames import CONTROL, MAX_FRAME, PIECE, Channel, Frame, make_control_frame, read_frame
 from glasu.network.handshake import Payload, RefusalError
 from glasu.network.log_lines import LimitedLog
 from glasu.network.transport import ClientStream, FrameStream, SessionLock
@@ -117,6 +117,7 @@ class Connection:
     def pin_run(self) -> None:
         """Accept only the run of the last welcome. From now on, a server with another run counts as unreachable."""
         with self.changed:
+            self._delay = 0.0  # an attempt begins, so a broken stream is reopened immediately
             if self._inbound.welcome is not None:
                 self._run = self._inbound.welcome.run
 
@@ -236,15 +237,14 @@ class Connection:
     def _take(self, outgoing: FrameStream, frame: Frame) -> None:
         inbound = self._inbound
         inbound.frame_at = self._options.clock()
-        if frame.control is not None and frame.number == 0:
-            self._take_unnumbered(outgoing, frame.control)
+        if frame.kind == CONTROL and frame.number == 0:
+            self._take_unnumbered(outgoing, control.read_control(frame.body, MAX_FRAME))
         elif inbound.welcome is None:
             raise ProtocolError("received a frame before the welcome.")
         elif self.channel.accept(frame):
-            self.channel.put(frame, len(frame.body))
+            self.channel.put(frame, len(frame.body))  # parsed when it is taken, because a server may send many
             inbound.content_at = inbound.frame_at
-            # A StatementRequest only repeats a part of the handshake. Any other frame shows that the run progresses.
-            if not isinstance(frame.control, control.StatementRequest):
+            if frame.kind == PIECE:  # a numbered control message may only repeat a part of the handshake
                 self._delay = 0.0
 
     def _take_unnumbered(self, outgoing: FrameStream, message: Any) -> None:

@@ -10,6 +10,9 @@
                      <------    Goodbye
 
 Hello, welcome, notices and the last message of a stream are outside the numbered sequence and may be lost.
+
+The role reads a `Payload` later (`handshake.py`). A malformed hello or statement is a reason to refuse its sender, not
+an error of the run, and the fields of a goodbye depend on the purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Annotated, Any
 
 from glasu.errors import ProtocolError
 from glasu.network.facts import Short
-from glasu.network.handshake import Payload
+from glasu.network.handshake import Payload, ResultPayload
 from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import MAX_LINES, MAX_REASON, make_printable
 from glasu.network.signatures import SignedHead
@@ -103,7 +106,7 @@ class PartyResult:
     """Sent by a party that has written its results."""
 
     attempt: FrameCount
-    payload: Payload
+    payload: ResultPayload
 
 
 @dataclass(frozen=True)

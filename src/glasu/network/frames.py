@@ -1,14 +1,19 @@
 """Frames of a stream. They are numbered, acknowledged, sent again after a break, and checked before they are stored.
 
-frame     kind (1 byte), number (8 bytes), number of the last frame received from the other side (8 bytes), body
+frame     kind (1 byte), number (8 bytes), acknowledged number (8 bytes), body
 control   the body is a JSON object, see `control.py`
 piece     the body is the total length and the offset (8 bytes each), then at most MAX_PIECE bytes of one message. The
           pieces of a message are sent in order. A party may put several short messages into one frame.
-ack       no body; the header contains the number of the last frame received
+ack       no body
 
 In each direction, frames are numbered from 1, and the numbers continue on every new stream between the same two
 processes. Frames with number 0 are outside the sequence and may be lost: hello, welcome, acks, notices, and the last
-message of either side. This module has no locks: a session holds its own lock when it calls a function of this module.
+message of either side.
+
+Numbered frames and acks acknowledge the last frame received from the other side, or an earlier one while the inbox is
+full. Other frames acknowledge 0, which has no effect. So does the heartbeat of the server, which is an ack.
+
+This module has no locks: a session holds its own lock when it calls a function of this module.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from glasu.errors import ProtocolError
-from glasu.network.control import pack_control, read_control
+from glasu.network.control import pack_control
 from glasu.protocol.message_bytes import Head, allocate, read_header
 
 CONTROL, PIECE, ACK = 0, 1, 2
@@ -43,8 +48,7 @@ class Frame(NamedTuple):
     kind: int
     number: int
     acknowledged: int
-    body: memoryview
-    control: Any  # the decoded control message; None for a piece or an ack
+    body: memoryview  # not parsed: a parsed control message may take many times as much memory
 
 
 class Encoded(NamedTuple):
@@ -64,8 +68,8 @@ def pack_frame(kind: int, *body: Body, number: int = 0, acknowledged: int = 0) -
     return b"".join((FRAME_HEADER.pack(kind, number, acknowledged), *body))
 
 
-def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
-    """Parse and check a frame. A control message of more than `max_control` bytes is refused without parsing it."""
+def read_frame(data: bytes) -> Frame:
+    """Read and check the header of a frame."""
     if len(data) < FRAME_HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes: expected at least a header of {FRAME_HEADER.size} bytes.")
     kind, number, acknowledged = FRAME_HEADER.unpack_from(data)
@@ -73,9 +77,7 @@ def read_frame(data: bytes, max_control: int = MAX_FRAME) -> Frame:
         raise ProtocolError(f"frame of unknown kind {kind}.")
     if kind != CONTROL and (number == 0) != (kind == ACK):
         raise ProtocolError(f"frame of kind {kind} with number {number}: pieces have a number above 0, acks have 0.")
-    body = memoryview(data)[FRAME_HEADER.size :]
-    control = read_control(body, max_control) if kind == CONTROL else None
-    return Frame(kind, number, acknowledged, body, control)
+    return Frame(kind, number, acknowledged, memoryview(data)[FRAME_HEADER.size :])
 
 
 class Outbox:

@@ -3,7 +3,7 @@
 A session (`ServerSession`, `ClientSession`) sends frames, keeps states and reconnects. It asks its role (training,
 prediction, alignment or dry run) for all decisions, for example whether a process is admitted. For this, the role
 implements `ServerHandshake` or `ClientHandshake`. Payloads are JSON objects in the control messages of `control.py`.
-The role reads them strictly into the dataclasses below.
+The role reads them strictly into the dataclasses below. Only a `ResultPayload` is read by the session.
 
     party                                   server
     ClientHandshake.hello        ------>    ServerHandshake.admit      HelloPayload; may raise RefusalError
@@ -30,7 +30,7 @@ from glasu.network.findings import Findings
 from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.signatures import SignedHead
-from glasu.records import Bounds, Length, RecordError, read_record
+from glasu.records import Bounds, FlatSettings, Length, RecordError, read_record
 
 Payload = Mapping[str, Any]  # a JSON object
 PayloadT = TypeVar("PayloadT")
@@ -123,7 +123,7 @@ class StatementPayload:
 
     facts: Facts
     digest: Short = ""  # digest of the settings; empty in a dry run
-    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
+    settings: FlatSettings = field(default_factory=dict)  # `RunConfig.flatten()`
     rounds: Rounds = field(default_factory=dict)
     ledger: SignedHead | None = None  # head of the party's durable ledger; None in a dry run
     findings: Findings = ()  # the party's findings in a dry run
@@ -152,7 +152,7 @@ class ServerHandshake(Protocol):
     session. `party` is the name in the peer's certificate and is in the roster.
     """
 
-    def admit(self, party: str, hello: Payload, *, closing: bool) -> Payload:
+    def admit(self, party: str, hello: Payload) -> Payload:
         """Admit a process and return the welcome for it, or raise `RefusalError`.
 
         The session calls this method for every process that it does not know. After a restart of the server, it knows
@@ -163,8 +163,13 @@ class ServerHandshake(Protocol):
         Args:
             party: the name in the peer's certificate.
             hello: the result of `ClientHandshake.hello` at the party.
-            closing: whether the run is complete. If so, admit only processes that have their results but do not know
-                yet that the run is complete.
+        """
+        ...
+
+    def admit_finished(self, party: str, hello: Payload) -> Payload:
+        """Do the same when the run is complete.
+
+        Admit only a process that has its results but does not know yet that the run is complete.
         """
         ...
 

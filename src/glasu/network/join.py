@@ -1,7 +1,7 @@
 """The party's side of a session over the network: one loop for training, prediction, alignment and the dry run.
 
-A purpose decides what the party states and computes. `join` connects and runs attempts until the server reports that
-every party is finished.
+A `PartyWork` decides what the party states and computes. `join` connects and runs attempts until the server reports
+that every party is finished.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from glasu.secret import Secret
 ResultT = TypeVar("ResultT")
 
 
-class PartyPurpose(ABC, Generic[ResultT]):
+class PartyWork(ABC, Generic[ResultT]):
     """The work of a party in a session. By default, it runs no attempts and exchanges no messages."""
 
     purpose: ClassVar[Purpose]
@@ -124,8 +124,8 @@ class PartyPurpose(ABC, Generic[ResultT]):
         """Return the results of this party; None until they are complete."""
 
 
-class ScriptParty(PartyPurpose[ResultT]):
-    """A purpose that runs a script together with the server: training, prediction, alignment.
+class PartyScriptWork(PartyWork[ResultT]):
+    """Work that runs a script together with the server: training, prediction, alignment.
 
     It runs the script in attempts, counts its starts for fencing, and exchanges ledger heads with the other parties.
     """
@@ -168,7 +168,7 @@ class ScriptParty(PartyPurpose[ResultT]):
         return {0: START}
 
     def save(self, state: Any) -> None:
-        """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
+        """Start to write a checkpoint. Work whose script yields `Save` implements this."""
         raise NotImplementedError
 
     def wait_until_durable(self) -> None:
@@ -217,7 +217,7 @@ class ScriptParty(PartyPurpose[ResultT]):
             perform.flush()
             finished = self.finish(result)
             head = self.session_ledger.sign_head(self.scope(), is_last=True)
-            session.finish(attempt, to_plain(dataclasses.replace(finished, ledger=head)))
+            session.finish(attempt, dataclasses.replace(finished, ledger=head))
             return session.await_attempt()
         except NewAttempt as proposed:
             return proposed.attempt
@@ -235,8 +235,8 @@ class ScriptParty(PartyPurpose[ResultT]):
         self.session_ledger.close(finished=finished)
 
 
-class ClientPurpose(ScriptParty[ResultT]):
-    """A purpose for which this party runs a `Client`: training or prediction."""
+class ClientWork(PartyScriptWork[ResultT]):
+    """Work for which this party runs a `Client`: training or prediction."""
 
     def __init__(self, options: JoinOptions, party: PartyData) -> None:
         """Read joining.json. Nothing is written before `start`."""
@@ -298,13 +298,13 @@ class PartyPerformer:
     A message that is not urgent is sent with the next urgent message, or when the script waits for an answer.
     """
 
-    def __init__(self, session: ClientSession, purpose: ScriptParty[Any]) -> None:
-        self.session, self.purpose = session, purpose
+    def __init__(self, session: ClientSession, work: PartyScriptWork[Any]) -> None:
+        self.session, self.work = session, work
         self._unsent: list[Message] = []
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
-        purpose, telemetry = self.purpose, self.purpose.telemetry
+        work, telemetry = self.work, self.work.telemetry
         if isinstance(request, Receive):
             self.flush()
             return self._receive(request)
@@ -315,9 +315,9 @@ class PartyPerformer:
                 if message.is_urgent:
                     self.flush()
             case Save(take_state):
-                purpose.save(take_state())
+                work.save(take_state())
             case _:
-                purpose.observe(request)
+                work.observe(request)
         return None
 
     def flush(self) -> None:
@@ -328,13 +328,13 @@ class PartyPerformer:
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages. Before that, make the last checkpoint and the ledger entries for the messages durable."""
-        self.purpose.session_ledger.ledger.sync()  # meanwhile, a thread writes the checkpoint
-        self.purpose.wait_until_durable()
-        with self.purpose.telemetry.watch.measure("communication"):
+        self.work.session_ledger.ledger.sync()  # meanwhile, a thread writes the checkpoint
+        self.work.wait_until_durable()
+        with self.work.telemetry.watch.measure("communication"):
             self.session.send(messages)
 
     def _receive(self, request: Receive) -> Message:
-        telemetry = self.purpose.telemetry
+        telemetry = self.work.telemetry
         with telemetry.watch.measure("communication"):
             message = self.session.receive(request)
         telemetry.traffic.count_to_clients(message)
@@ -343,47 +343,47 @@ class PartyPerformer:
 
 
 def join(
-    purpose: PartyPurpose[ResultT],
+    work: PartyWork[ResultT],
     performer: type[PartyPerformer] = PartyPerformer,
     connect_options: ConnectOptions | None = None,
 ) -> ResultT:
     """Run one session to its end, and return the results of this party.
 
     Args:
-        purpose: training, prediction, alignment or dry run.
-        performer: performs the requests of the purpose's script.
-        connect_options: how to connect; None: as in the options of the purpose.
+        work: training, prediction, alignment or dry run.
+        performer: performs the requests of its script.
+        connect_options: how to connect; None: as in the options of `work`.
     """
-    options, finished = purpose.options, False
+    options, finished = work.options, False
     connect_options = connect_options or ConnectOptions(options.kit, options.server, options.wait, options.log)
     with open_client_map():
-        if (known := purpose.find_earlier_result()) is not None:
+        if (known := work.find_earlier_result()) is not None:
             return known
-        purpose.start()
+        work.start()
         try:
-            _take_part(purpose, performer, connect_options)
+            _take_part(work, performer, connect_options)
             finished = True
         except TransportError as error:
-            if purpose.result() is None:
+            if work.result() is None:
                 raise
             options.log.info("%s The results of this party are complete.", error)
         finally:
-            purpose.close(finished=finished)
-        if (result := purpose.result()) is None:
+            work.close(finished=finished)
+        if (result := work.result()) is None:
             raise ConfigError("the server ended the session before this party took part; start the command again.")
         return result
 
 
-def _take_part(purpose: PartyPurpose[Any], performer: type[PartyPerformer], connect_options: ConnectOptions) -> None:
+def _take_part(work: PartyWork[Any], performer: type[PartyPerformer], connect_options: ConnectOptions) -> None:
     """Run attempts until the server reports that every party is finished."""
-    session = ClientSession(connect_options, purpose)
+    session = ClientSession(connect_options, work)
     try:
         session.open()
-        session.prepare(purpose.check_limits)
+        session.prepare(work.check_limits)
         attempt = session.await_attempt()
         while attempt is not None:  # None: every party is finished
-            attempt = purpose.run_attempt(session, attempt, performer)
-        purpose.take_goodbye(session.goodbye)
+            attempt = work.run_attempt(session, attempt, performer)
+        work.take_goodbye(session.goodbye)
     except Exception as error:
         session.fail(error)
         raise

@@ -21,7 +21,7 @@ from glasu.errors import (
 )
 from glasu.files import OUT_OF_DESCRIPTORS
 from glasu.network import control
-from glasu.network.frames import CONTROL_BYTES, Channel, Frame, make_control_frame, read_frame, split_pieces
+from glasu.network.frames import CONTROL, CONTROL_BYTES, Channel, Frame, make_control_frame, read_frame, split_pieces
 from glasu.network.handshake import Code, Payload, RefusalError, ServerHandshake
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import OnInvalidMessage
@@ -73,10 +73,11 @@ class PeerFrames:
         peer, changed = self._roster.peers[party], self._roster.changed
         try:
             for data in frames:
-                frame = read_frame(data, CONTROL_BYTES)
+                frame = read_frame(data)
+                message = control.read_control(frame.body, CONTROL_BYTES) if frame.kind == CONTROL else None
                 with changed:
                     if stream.is_open:
-                        self._take(peer, stream, frame)
+                        self._take(peer, stream, frame, message)
                     while peer.stream is stream and stream.is_open and peer.channel.is_overrun:
                         changed.wait(1.0)  # the party has sent more than its window allows
                     if not stream.is_open:
@@ -90,18 +91,18 @@ class PeerFrames:
 
     # --- frames; all methods below are called with the lock ----------------------------------
 
-    def _take(self, peer: Peer, stream: FrameStream, frame: Frame) -> None:
-        """Process a frame; close the stream after its last frame."""
+    def _take(self, peer: Peer, stream: FrameStream, frame: Frame, message: Any) -> None:
+        """Process a frame; close the stream after its last frame. `message` is None in a piece or an ack."""
         if peer.stream is not stream:
-            if not isinstance(frame.control, control.Hello) or frame.number:
+            if not isinstance(message, control.Hello) or frame.number:
                 raise ProtocolError(f"expected a hello, got a frame of kind {frame.kind}.")
-            self._take_hello(peer, stream, frame.control)
+            self._take_hello(peer, stream, message)
             return
         is_next = peer.channel.accept(frame)
-        if frame.number == 0 and frame.control is not None:
-            self._take_final(peer, frame.control)
-        elif is_next and frame.control is not None:
-            self._take_control(peer, frame.control)
+        if frame.number == 0 and message is not None:
+            self._take_final(peer, message)
+        elif is_next and message is not None:
+            self._take_control(peer, message)
         elif is_next:
             for piece in split_pieces(frame.body):
                 self._add_piece(peer, piece)
@@ -152,7 +153,8 @@ class PeerFrames:
 
     def _admit_process(self, peer: Peer, stream: FrameStream, hello: control.Hello) -> None:
         state = self._roster.run.state
-        welcome = self._handshake.admit(peer.name, hello.payload, closing=state in RUN_ENDED)
+        admit = self._handshake.admit_finished if state in RUN_ENDED else self._handshake.admit
+        welcome = admit(peer.name, hello.payload)
         if peer.stream is not None:
             why = f"a newer process of party {peer.name!r} has replaced it."
             peer.stream.close(make_control_frame(control.Refused(Code.REPLACED, why, run=self._run)))

@@ -19,7 +19,7 @@ from glasu.network.control import ProposedAttempt, derive_attempt_run
 from glasu.network.facts import Facts, LabelFacts, collect_class_facts, collect_party_facts
 from glasu.network.fencing import note_welcome
 from glasu.network.handshake import Code, RefusalError, ResultPayload, WelcomePayload
-from glasu.network.join import ClientPurpose
+from glasu.network.join import ClientWork
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.party_setup import find_memory_limit
@@ -59,7 +59,7 @@ class Predicted:
     missing: tuple[str, ...] = ()  # parties of the training that were absent from the prediction
 
 
-class PredictionParty(ClientPurpose[Predicted]):
+class PredictionParty(ClientWork[Predicted]):
     """One process of a party in a prediction."""
 
     purpose = PREDICTION

@@ -14,7 +14,7 @@ from glasu.network.options import ServeOptions
 from glasu.network.purposes import PREDICTION
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import open_serving, read_subsets, read_trained_config, require_finished_training
-from glasu.network.serve import ScriptPurpose
+from glasu.network.serve import ServerScriptWork
 from glasu.network.state_file import ServingRecord, StateFile, write_named
 from glasu.protocol.prediction import server_request
 from glasu.protocol.requests import Script
@@ -24,7 +24,7 @@ from glasu.runtime.output_dir import PREDICTING
 from glasu.wire.message_key import RUN_BYTES
 
 
-class PredictionServer(ScriptPurpose[PredictionReport]):
+class PredictionServer(ServerScriptWork[PredictionReport]):
     """One server process of a prediction. It keeps no checkpoints: an interrupted prediction starts again."""
 
     purpose = PREDICTION

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from glasu.errors import AbsenceError, EquivocationError, GlasuError, ProtocolError
 from glasu.network.control import Notice, StatementRequest, Stopped
 from glasu.network.frames import Channel, CheckLimits, make_control_frame
-from glasu.network.handshake import Payload, ServerHandshake
+from glasu.network.handshake import Payload, ResultPayload, ServerHandshake
 from glasu.network.id_keys import IdShare
 from glasu.network.log_lines import LimitedLog
 from glasu.network.signatures import SignedHead
@@ -97,7 +97,7 @@ class Peer:
     receipts: Receipts = field(default_factory=Receipts)
     expected: Receive | None = None  # the message that the thread of the run waits for now
     refusal: str = ""  # why the party's last process was refused
-    result: Payload = field(default_factory=dict)  # the payload of the party's `PartyResult`
+    result: ResultPayload = field(default_factory=ResultPayload)  # empty until the party's `PartyResult` arrives
 
     @property
     def state(self) -> PeerState:

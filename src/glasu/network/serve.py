@@ -1,7 +1,7 @@
 """The server's side of a session over the network: one loop for training, prediction, alignment and the dry run.
 
-A purpose admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds. Torch
-is not loaded here.
+A `ServerWork` admits parties and computes. `serve` listens, gathers the parties and runs attempts until one succeeds.
+Torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from glasu.config import RunConfig, resolve
-from glasu.errors import GlasuError, ProtocolError, TrainingError
+from glasu.errors import GlasuError, TrainingError
 from glasu.network.admission import Admission
 from glasu.network.admission_policy import AdmissionPolicy, Refuse, ServedRun
 from glasu.network.control import describe_start
 from glasu.network.facts import Facts
 from glasu.network.fencing import Fence
-from glasu.network.handshake import (
-    GoodbyePayload,
-    Payload,
-    RefusalError,
-    ResultPayload,
-    StatementPayload,
-    read_payload,
-)
+from glasu.network.handshake import GoodbyePayload, Payload, ResultPayload, StatementPayload
 from glasu.network.options import Listening, ServeOptions, Serving, View
 from glasu.network.purposes import Purpose
 from glasu.network.recorded_heads import RecordedHeads
@@ -46,7 +39,7 @@ from glasu.runtime.telemetry import SERVER_PARTS, Telemetry
 ReportT = TypeVar("ReportT")
 
 
-class ServerPurpose(ABC, Generic[ReportT]):
+class ServerWork(ABC, Generic[ReportT]):
     """The work of a server in a session. The default methods save nothing."""
 
     goodbye_seconds = 10.0  # time for the parties to receive the end of the run and to disconnect
@@ -80,7 +73,7 @@ class ServerPurpose(ABC, Generic[ReportT]):
         """Run the session with the parties, and return the report."""
 
     def save(self, state: Any) -> None:
-        """Start to write a checkpoint. A purpose whose script yields `Save` implements this."""
+        """Start to write a checkpoint. Work whose script yields `Save` implements this."""
         raise NotImplementedError
 
     def wait_until_durable(self) -> None:
@@ -102,8 +95,8 @@ class ServerPurpose(ABC, Generic[ReportT]):
         return None
 
 
-class ScriptPurpose(ServerPurpose[ReportT]):
-    """A purpose that runs a script together with the parties: training, prediction, alignment.
+class ServerScriptWork(ServerWork[ReportT]):
+    """Work that runs a script together with the parties: training, prediction, alignment.
 
     It runs the script in attempts, refuses parties that do not fit the run, and records the admitted processes and the
     heads of the parties' ledgers.
@@ -157,8 +150,7 @@ class ScriptPurpose(ServerPurpose[ReportT]):
                 log.info("attempt %d: %s are connected; %s.", attempt.number, who, describe_start(self.progress))
                 result = drive(script, perform, watch, "communication")
                 with watch.measure("waiting"):
-                    payloads = session.collect_results()
-                results = _read_results(payloads)
+                    results = session.collect_results()
                 self.note_results(results)
                 return self.finish(result, list(results.values()))
             except RestartAttempt:
@@ -226,12 +218,12 @@ class ScriptPurpose(ServerPurpose[ReportT]):
 class ServerPerformer:
     """Performs the requests of a server's script over a session."""
 
-    def __init__(self, session: ServerSession, purpose: ServerPurpose[Any]) -> None:
-        self.session, self.purpose = session, purpose
+    def __init__(self, session: ServerSession, work: ServerWork[Any]) -> None:
+        self.session, self.work = session, work
 
     def __call__(self, request: Any) -> Any:
         """Perform one request and return its result."""
-        purpose, telemetry = self.purpose, self.purpose.telemetry
+        work, telemetry = self.work, self.work.telemetry
         match request:
             case Receive():
                 with telemetry.watch.measure("waiting"):
@@ -240,71 +232,60 @@ class ServerPerformer:
                     telemetry.traffic.count_to_server(message)
                 return messages
             case Broadcast(message):
-                purpose.wait_until_durable()  # a checkpoint must be durable before the next message is sent
+                work.wait_until_durable()  # a checkpoint must be durable before the next message is sent
                 telemetry.traffic.count_to_clients(message, self.session.num_present)
                 telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.broadcast(message)
             case Scatter(messages):
-                purpose.wait_until_durable()
+                work.wait_until_durable()
                 for message in messages:
                     telemetry.traffic.count_to_clients(message)
                 telemetry.traffic.exchange(request)
                 with telemetry.watch.measure("communication"):
                     self.session.scatter(messages)
             case Save(take_state):
-                purpose.save(take_state())
+                work.save(take_state())
             case _:
-                purpose.observe(request)
+                work.observe(request)
         return None
 
 
-def serve(purpose: ServerPurpose[ReportT], performer: type[ServerPerformer] = ServerPerformer) -> ReportT:
+def serve(work: ServerWork[ReportT], performer: type[ServerPerformer] = ServerPerformer) -> ReportT:
     """Serve one session to its end and return its report.
 
     Args:
-        purpose: training, prediction, alignment or dry run.
-        performer: performs the requests of the purpose's script.
+        work: training, prediction, alignment or dry run.
+        performer: performs the requests of its script.
     """
-    options = purpose.options
+    options = work.options
     session = ServerSession(
         options.kit.roster,
-        purpose.admission,
-        purpose.run,
+        work.admission,
+        work.run,
         wait=options.wait,
         log=options.log,
         on_invalid_message=options.on_invalid_message,
     )
-    options.emit(Serving(lambda: purpose.view(session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
+    options.emit(Serving(lambda: work.view(session), lambda why: session.announce_failure(TrainingError(why), 0.0)))
     finished = False
     with Listener(session.host, options.kit, options.listen) as listener:
-        purpose.begin()  # after the address is bound, so that a bad --listen changes no folder
+        work.begin()  # after the address is bound, so that a bad --listen changes no folder
         listener.start()
         parties = f"{', '.join(options.kit.roster)} to connect within {options.wait:.0f} s"
-        whom = "parties that still need the result of the finished run" if purpose.is_finished else parties
+        whom = "parties that still need the result of the finished run" if work.is_finished else parties
         options.log.info("listening on %s:%d, waiting for %s", options.listen.rpartition(":")[0], listener.port, whom)
         options.emit(Listening(listener.port))
         try:
-            report = purpose.run_session(session, performer(session, purpose))
-            session.close_run(purpose.goodbye_seconds, purpose.build_goodbye(report))
+            report = work.run_session(session, performer(session, work))
+            session.close_run(work.goodbye_seconds, work.build_goodbye(report))
             finished = True
         except Exception as error:  # every exception, even a full disk or a bug: the parties must not wait forever
-            session.announce_failure(error, purpose.goodbye_seconds)
+            session.announce_failure(error, work.goodbye_seconds)
             raise
         except KeyboardInterrupt:
             session.leave()
             raise
         finally:
-            purpose.close(finished=finished)
+            work.close(finished=finished)
         return report
-
-
-def _read_results(payloads: Mapping[str, Payload]) -> dict[str, ResultPayload]:
-    """Read the parties' results. The error for a malformed result names the party that sent it."""
-    results = {}
-    for party, payload in payloads.items():
-        try:
-            results[party] = read_payload(ResultPayload, payload, f"the result of party {party!r}")
-        except RefusalError as error:
-            raise ProtocolError(str(error), party=party) from None
-    return results

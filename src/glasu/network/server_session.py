@@ -22,7 +22,7 @@ from glasu.errors import (
 )
 from glasu.network.control import ProposedAttempt
 from glasu.network.frames import Encoded
-from glasu.network.handshake import Payload, ServerHandshake
+from glasu.network.handshake import Payload, ResultPayload, ServerHandshake
 from glasu.network.options import OnInvalidMessage
 from glasu.network.peer_frames import PeerFrames
 from glasu.network.roster import Attempt, Peer, RestartAttempt, Roster
@@ -169,7 +169,7 @@ class ServerSession:
         """Send a different message to every party, in client order."""
         self._send([encode(message) for message in messages], messages[0])
 
-    def collect_results(self) -> dict[str, Payload]:
+    def collect_results(self) -> dict[str, ResultPayload]:
         """Wait until every party has written its results; return the results by party, in client order."""
         roster = self.roster
         with roster.changed:

@@ -14,7 +14,7 @@ from glasu.errors import CheckpointError, DataError
 from glasu.files import write_atomically
 from glasu.network.handshake import Process, ResultPayload
 from glasu.privacy.ledger import LedgerHead
-from glasu.records import RecordError, parse_json, read_record, to_plain
+from glasu.records import FlatSettings, RecordError, parse_json, read_record, to_plain
 
 RecordT = TypeVar("RecordT", bound="ServingRecord | JoiningRecord")
 
@@ -25,7 +25,7 @@ class ServingRecord:
 
     run: str | None = None
     digest: str | None = None  # digest of the settings
-    settings: Mapping[str, Any] = field(default_factory=dict)  # `RunConfig.flatten()`
+    settings: FlatSettings = field(default_factory=dict)  # `RunConfig.flatten()`
     roster: tuple[str, ...] = ()
     attempt: int = 0  # number of the last attempt
     processes: Mapping[str, Process] = field(default_factory=dict)  # the last admitted process, by party

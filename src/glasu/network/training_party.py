@@ -22,7 +22,7 @@ from glasu.network.control import ProposedAttempt, describe_start
 from glasu.network.facts import Facts, collect_label_facts, collect_party_facts
 from glasu.network.fencing import describe_process, note_welcome
 from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, ResultPayload, WelcomePayload
-from glasu.network.join import ClientPurpose
+from glasu.network.join import ClientWork
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
 from glasu.network.party_setup import check_place, resolve_for_party
@@ -64,7 +64,7 @@ class PartyCheckpoint:
     telemetry: TelemetryState  # contains evaluations only if the scores stay at the parties
 
 
-class TrainingParty(ClientPurpose[FinishedPart]):
+class TrainingParty(ClientWork[FinishedPart]):
     """One process of a party in a training run. The first attempt assigns the party's folder to the run."""
 
     purpose = TRAINING

@@ -16,7 +16,7 @@ from glasu.network.options import ServeOptions, Status, View
 from glasu.network.purposes import TRAINING
 from glasu.network.roster import Attempt
 from glasu.network.run_folder import CHECKPOINTS, NEW_RUN, continues_run, open_serving
-from glasu.network.serve import ScriptPurpose, ServerPerformer
+from glasu.network.serve import ServerPerformer, ServerScriptWork
 from glasu.network.server_session import ServerSession
 from glasu.network.state_file import write_named
 from glasu.protocol.requests import Evaluated, Event, RoundDone, Script
@@ -37,7 +37,7 @@ class ServerCheckpoint:
     telemetry: TelemetryState
 
 
-class TrainingServer(ScriptPurpose[RunReport | None]):
+class TrainingServer(ServerScriptWork[RunReport | None]):
     """One server process of a training run. Its report is None if an earlier process finished the run."""
 
     purpose = TRAINING

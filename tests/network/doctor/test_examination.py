@@ -77,7 +77,7 @@ class Practice:
             pass
         return role
 
-    def purpose(self, name, kind=DryRunParty, **changes):
+    def make_work(self, name, kind=DryRunParty, **changes):
         own = next(party for party in self.parties if party.name == name)
         more = {key: changes.pop(key) for key in ("own", "now") if key in changes}
         party = changes.pop("party", own)
@@ -92,7 +92,7 @@ class Practice:
     def visit(self, name, **changes):
         def work():
             with on_log(self.lines.setdefault(name, []).append, f"glasu.party.{name}"):
-                return join_dry_run(self.purpose(name, **changes))
+                return join_dry_run(self.make_work(name, **changes))
 
         return Role(name, work)
 
@@ -168,12 +168,12 @@ def test_unreadable_data_is_named_without_its_reason(practice):
 def test_neither_ids_nor_values_leave_a_party(practice):
     ids = np.array([f"canary-{index}" for index in range(24)])
     party = replace(practice.parties[0], ids=ids, features=practice.parties[0].features + 123456.0)
-    role = practice.purpose("a", party=party)
+    role = practice.make_work("a", party=party)
     sent = [role.hello()]
     admission = Admission(
         ServedRun(DRY_RUN, collect_server_facts(DRY_RUN), practice.config, ("a", "b", "c"), "dry-run", dict), Collect()
     )
-    role.welcome(admission.admit("a", sent[0], closing=False))
+    role.welcome(admission.admit("a", sent[0]))
     sent.append(role.statement())
     everything = json.dumps(sent)
     assert "24" in everything
@@ -248,7 +248,7 @@ class BeginsAnAttempt(DryRunServer):
 
 def test_a_party_of_a_dry_run_refuses_to_take_part_in_a_run(practice):
     server = practice.examine(kind=BeginsAnAttempt)
-    roles = [Role(name, lambda name=name: join(practice.purpose(name))) for name in "abc"]
+    roles = [Role(name, lambda name=name: join(practice.make_work(name))) for name in "abc"]
     for role in (server, *roles):
         assert "the server proposed an attempt, but this session runs no attempts" in str(role.error())
 
@@ -260,7 +260,7 @@ def test_a_malformed_report_is_refused_and_may_come_again(practice):
         def statement(self):
             return {**super().statement(), "findings": 7}
 
-    role = practice.purpose("a", Malformed)
+    role = practice.make_work("a", Malformed)
     options = role.options
     session = ClientSession(ConnectOptions(options.kit, options.server, 20.0, options.log), role)
     session.open()

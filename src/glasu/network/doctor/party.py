@@ -22,7 +22,7 @@ from glasu.network.doctor.machine import (
 from glasu.network.facts import Facts, LabelFacts, collect_party_facts
 from glasu.network.findings import Diagnosis, Finding, sanitize_findings
 from glasu.network.handshake import HelloPayload, Payload, RefusalError, StatementPayload, WelcomePayload, read_payload
-from glasu.network.join import PartyPurpose, join
+from glasu.network.join import PartyWork, join
 from glasu.network.log_lines import make_printable
 from glasu.network.options import JoinOptions
 from glasu.network.purposes import DRY_RUN
@@ -30,7 +30,7 @@ from glasu.pki.key_signing import find_kit_error
 from glasu.records import to_plain
 
 
-class DryRunParty(PartyPurpose[Diagnosis]):
+class DryRunParty(PartyWork[Diagnosis]):
     """A party in a dry run. It does not count its starts (no fencing) and writes no state."""
 
     purpose = DRY_RUN
@@ -122,14 +122,14 @@ class DryRunParty(PartyPurpose[Diagnosis]):
         return check_connection(self.options.kit, self.options.server, datetime.fromtimestamp(self._now(), UTC))
 
 
-def join_dry_run(purpose: DryRunParty) -> Diagnosis:
+def join_dry_run(work: DryRunParty) -> Diagnosis:
     """Take part in a dry run and return the diagnosis. If this fails, return only this party's own findings."""
-    finding, may_come = purpose.check_server()
+    finding, may_come = work.check_server()
     if finding.level != "bad" or may_come:
         try:
-            return join(purpose)
+            return join(work)
         except GlasuError as error:
-            finding, _ = purpose.check_server()
+            finding, _ = work.check_server()
             if finding.level != "bad":
                 finding = Finding("server", "bad", str(error).rstrip("."))
-    return Diagnosis({purpose.options.kit.name: (*purpose.findings, finding)})
+    return Diagnosis({work.options.kit.name: (*work.findings, finding)})

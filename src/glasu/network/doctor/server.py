@@ -14,7 +14,7 @@ from glasu.network.findings import TOGETHER, Diagnosis, Finding, sanitize_findin
 from glasu.network.handshake import Payload
 from glasu.network.options import ServeOptions
 from glasu.network.purposes import DRY_RUN, Purpose
-from glasu.network.serve import ServerPerformer, ServerPurpose
+from glasu.network.serve import ServerPerformer, ServerWork
 from glasu.network.server_session import ServerSession
 from glasu.records import to_plain
 
@@ -23,7 +23,7 @@ DISK_BYTES = 64 << 20  # enough for the report and the server's checkpoints, whi
 ABSENT = Finding("presence", "bad", "no report; is glasu doctor running there, and what does it print?")
 
 
-class DryRunServer(ServerPurpose[Diagnosis]):
+class DryRunServer(ServerWork[Diagnosis]):
     """The server of a dry run. It collects differences, fences no processes, begins no attempt and writes no state."""
 
     goodbye_seconds = 2.0
