@@ -16,7 +16,6 @@ from glasu.data.methods import (
     PreparedRun,
     apply_method,
     evaluates_once,
-    find_method,
     has_server,
     keeps_scores,
     trains_alone,
@@ -57,8 +56,9 @@ from glasu.runtime.inprocess import (
 from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
+from glasu.runtime.report_builder import TrainingResult, build_run_report, summarize_race
 from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
-from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
+from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
@@ -405,26 +405,21 @@ def _build_report(
     options: SimulationOptions,
 ) -> RunReport:
     config = clients[0].config
-    together = server is not None and not evaluates_once(config)
     reports = server is not None and _find_reporter(clients) is None
     ledgers = {client.name: client.release.ledger for client in clients}
     masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
     warm_start_keys = UNSIGNED if agrees_on_classifier(config) else None
     releases = {each.name: each.progress.race.releases for each in clients if each.progress.race is not None}
-    return telemetry.build_report(
-        config,
+    result = TrainingResult(
+        config=config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
-        alone=None if together else [client.name for client in clients],
-        per_client=not together and not find_method(config).one_party,
-        parties=map(_summarize, clients),
-        weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
-        overridden=prepared.overridden,
-        race=None if server is None else summarize_race(server, telemetry.race, releases),
+        weights_sha256=tuple(digest_weights(client.progress.best_weights) for client in clients),
         privacy=PrivacySummary.of(
             config, ledgers, DERIVED if options.secrets is None else GIVEN, masks, warm_start_keys
         ),
-        notes=options.notes,
+        race=None if server is None else summarize_race(server, telemetry.race, releases),
     )
+    return build_run_report(telemetry, result, list(map(_summarize, clients)), prepared.overridden, options.notes)
 
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:
