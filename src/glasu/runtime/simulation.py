@@ -42,11 +42,9 @@ from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, PrivacySummary, RunReport
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
+from glasu.runtime.delivery import UNCHANGED, Delivery, RecordedDelivery
 from glasu.runtime.inprocess import (
-    Carry,
-    Deliver,
     Map,
-    RecordMessage,
     ScriptRun,
     count_cores,
     open_client_map,
@@ -69,7 +67,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of a simulation. Only `secrets`, `carry` and `deliver` can change weights and messages."""
+    """Options of a simulation. Only `secrets` and `delivery` can change weights and messages."""
 
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
@@ -78,8 +76,7 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder of the saved states, from which a run resumes; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message, to simulate a network
-    deliver: Deliver | None = None  # replaces messages to single clients, to simulate a dishonest server
+    delivery: Delivery = UNCHANGED  # delivers every message; may change messages, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
     secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: a subfolder of `checkpoints`, or memory
@@ -124,9 +121,9 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         with (
             _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
             _keep_ledgers(options, clients),
-            _open_transcript(options, clients, server) as record,
+            _open_transcript(options, clients, server) as delivery,
         ):
-            _run_scripts(clients, server, telemetry, checkpoints, options, each, record)
+            _run_scripts(clients, server, telemetry, checkpoints, options, each, delivery)
     report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
 
@@ -310,17 +307,17 @@ def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Abst
 @contextmanager
 def _open_transcript(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None
-) -> Iterator[RecordMessage | None]:
-    """Record the messages while the block runs, if the options name a folder and there is a server."""
+) -> Iterator[Delivery]:
+    """Yield the delivery of the options. It records the messages if the options name a folder and there is a server."""
     if options.transcript is None or server is None:
-        yield None
+        yield options.delivery
         return
     about = clients[0].requested, server.roster, server.identity.run, server.sizes.num_nodes
     writer = TranscriptWriter(options.transcript, *about, fresh=server.progress == Progress())
     for client in clients:
         client.release.observe_clear = partial(writer.write_clear, client.identity.index)
     try:
-        yield writer
+        yield RecordedDelivery(options.delivery, writer)
         writer.record_settings(_find_final_settings(clients[0]), clients[0].identity.earlier_rounds)
     finally:
         for client in clients:
@@ -341,7 +338,7 @@ def _run_scripts(
     checkpoints: SimulationCheckpoints | None,
     options: SimulationOptions,
     each: Map,
-    record: RecordMessage | None = None,
+    delivery: Delivery,
 ) -> None:
     """Run the scripts of all roles to their end."""
     alone, reporter = trains_alone(clients[0].requested), _find_reporter(clients)
@@ -382,9 +379,7 @@ def _run_scripts(
         run_alone(running, each)
     else:
         serving = ScriptRun("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-        run_together(
-            serving, running, telemetry.traffic, each, wait_until_durable, options.carry, options.deliver, record
-        )
+        run_together(serving, running, telemetry.traffic, each, wait_until_durable, delivery)
 
 
 def _find_reporter(clients: Sequence[Client]) -> str | None:
