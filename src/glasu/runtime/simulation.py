@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,14 +12,7 @@ from pathlib import Path
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, list_candidates, resolve
-from glasu.data.methods import (
-    PreparedRun,
-    apply_method,
-    evaluates_once,
-    has_server,
-    keeps_scores,
-    trains_alone,
-)
+from glasu.data.methods import PreparedRun, apply_method, has_server, trains_alone
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
@@ -27,16 +20,7 @@ from glasu.model.backbones import find_backbone
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import agrees_on_classifier
-from glasu.protocol.requests import (
-    CandidateStarted,
-    Collapsed,
-    Evaluated,
-    Evaluating,
-    Event,
-    RoundDone,
-    Save,
-    WarmStepDone,
-)
+from glasu.protocol.requests import Event, Save
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
@@ -56,13 +40,12 @@ from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.report_builder import TrainingResult, build_run_report, summarize_race
 from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
+from glasu.runtime.simulation_events import EventRouter, Observer, find_reporter
 from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
-
-Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,31 +324,14 @@ def _run_scripts(
     delivery: Delivery,
 ) -> None:
     """Run the scripts of all roles to their end."""
-    alone, reporter = trains_alone(clients[0].requested), _find_reporter(clients)
-    by_party = evaluates_once(clients[0].requested)
+    events = EventRouter(clients, telemetry, options.observer, has_server=server is not None)
 
-    def perform(name: str | None, action: Save | Event) -> None:
+    def perform(role: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
-        if isinstance(action, Save):
-            if checkpoints is not None:
-                checkpoints.save(name, action.take_state())
-            return
-        measured = by_party and isinstance(action, Evaluated)  # every party measures its own scores
-        reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
-        if isinstance(action, CandidateStarted):
-            reports = name is None  # count releases at the server's event, when all clients wait
-            if reports and action.chosen:
-                action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
-        if reports:
-            telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # it stands for all parties
-                action = replace(action, party=None)
-        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
-            return
-        if options.observer is not None:
-            if isinstance(action, RoundDone | Evaluated):
-                action = replace(action, bytes=telemetry.traffic.total_bytes)
-            options.observer(action)
+        if not isinstance(action, Save):
+            events.observe(role, action)
+        elif checkpoints is not None:
+            checkpoints.save(role, action.take_state())
 
     def wait_until_durable() -> None:
         if checkpoints is not None:
@@ -382,16 +348,6 @@ def _run_scripts(
         run_together(serving, running, telemetry.traffic, each, wait_until_durable, delivery)
 
 
-def _find_reporter(clients: Sequence[Client]) -> str | None:
-    """Return the name of the role whose losses and metrics the report shows; None is the server.
-
-    If the parties keep their scores, the server has no losses and metrics. Then the first client with labels reports.
-    """
-    if not keeps_scores(clients[0].requested):
-        return None
-    return next(client.name for client in clients if client.has_labels)
-
-
 def _build_report(
     prepared: PreparedRun,
     clients: Sequence[Client],
@@ -400,7 +356,7 @@ def _build_report(
     options: SimulationOptions,
 ) -> RunReport:
     config = clients[0].config
-    reports = server is not None and _find_reporter(clients) is None
+    reports = server is not None and find_reporter(clients) is None
     ledgers = {client.name: client.release.ledger for client in clients}
     masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
     warm_start_keys = UNSIGNED if agrees_on_classifier(config) else None
