@@ -90,11 +90,11 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with open_client_map(_count_workers(config, len(parties), options.workers)) as each:
-        clients = make_clients(config, parties, options.clock, secrets=secrets)
+        digests = [_remove_test_labels(party).data_digest() for party in parties]
+        run = derive_run(config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
+        clients = make_clients(config, parties, options.clock, secrets=secrets, run=run)
         for client in clients:
             check_training(client, options.policies.get(client.name))
-        digests = [_remove_test_labels(party).data_digest() for party in parties]
-        name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
             client.progress = replace(other.progress, stopped=True)
         server = make_server(config, clients) if has_server(config) else None
@@ -177,11 +177,15 @@ def make_clients(
     clock: Clock = time.perf_counter,
     preparations: Sequence[Preparation] | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    run: bytes | None = None,
 ) -> list[Client]:
-    """Build one client per party from a resolved config and checked parties."""
+    """Build one client per party from a resolved config and checked parties.
+
+    `run` is the id of the run; None: it depends on the settings only.
+    """
     secrets = secrets or {}
     names = [party.name for party in parties]
-    return [
+    clients = [
         Client(
             config,
             party,
@@ -193,6 +197,10 @@ def make_clients(
         )
         for index, party in enumerate(parties)
     ]
+    if run is not None:
+        for client in clients:
+            client.identity.run = run
+    return clients
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
@@ -222,14 +230,12 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 
 
-def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Set the run id to a digest of all inputs that determine the messages.
+def derive_run(*digests: str) -> bytes:
+    """Return the id of a run, given the digests of all inputs that determine its messages.
 
     So two messages with the same message key always have the same content.
     """
-    run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
-    for client in clients:
-        client.identity.run = run
+    return hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
 
 
 def _remove_test_labels(party: PartyData) -> PartyData:
