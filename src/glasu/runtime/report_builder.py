@@ -211,7 +211,7 @@ def _add_propagation(
 ) -> tuple[SplitScores, SplitScores]:
     """Add each party's scores of label propagation. `found` is None for a party without edges.
 
-    Also add, for each party, whether propagation or the model has the better score on the validation nodes.
+    For each party, also add whether propagation or the model has the better score on the validation nodes.
     """
     test, validation = (
         replace(scores, per_client_propagation=tuple(_find_first_metric(each, split) for each in found))

@@ -36,7 +36,7 @@ class _EnoughError(TrainingError):
 
 
 class _SplitView(Delivery):
-    """Replaces the aggregates below a layer by zeros, for all clients but the target."""
+    """Replaces the aggregates below a layer by zeros. Only the target gets the true aggregates."""
 
     def __init__(self, target: int, layer: int, *, encrypted: bool) -> None:
         self.target, self.layer, self.encrypted = target, layer, encrypted
