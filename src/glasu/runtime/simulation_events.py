@@ -15,7 +15,7 @@ from glasu.protocol.requests import CandidateStarted, Collapsed, Evaluated, Eval
 from glasu.runtime.telemetry import Telemetry
 
 Observer = Callable[[Event], None]
-PROGRESS = (Evaluating, WarmStepDone)  # events that the observer gets from every role
+PROGRESS_EVENTS = (Evaluating, WarmStepDone)  # events that the observer gets from every role
 
 
 class EventRouter:
@@ -43,7 +43,7 @@ class EventRouter:
             if isinstance(event, CandidateStarted) and event.chosen:
                 event = replace(event, releases=sum(each.release.ledger.count_releases() for each in self.clients))
             self.telemetry.observe(event)
-        if self.observer is not None and (is_recorded or self.alone or isinstance(event, PROGRESS)):
+        if self.observer is not None and (is_recorded or self.alone or isinstance(event, PROGRESS_EVENTS)):
             self.observer(self._complete(event))
 
     def _complete(self, event: Event) -> Event:
