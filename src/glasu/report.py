@@ -386,14 +386,6 @@ class CostFields(TypedDict):
     versions: Mapping[str, str]
 
 
-class TrainingFields(CostFields):
-    """The fields that all reports of a training run share, except the scores."""
-
-    config: RunConfig
-    weights_sha256: tuple[str, ...]
-    privacy: PrivacySummary
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The common part of all reports of a training run: settings, results and cost."""

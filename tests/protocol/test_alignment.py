@@ -26,6 +26,7 @@ from glasu.runtime.inprocess import ScriptRun, run_together
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Phase
+from support.deliveries import apply_to_messages
 from support.messy_ids import SECRETS
 
 RUN = bytes(12)
@@ -45,7 +46,7 @@ def align(sets, chunk_rows=4, max_ids=1000, carry=None, observe=None, secrets=SE
         for index, ids in enumerate(sets)
     )
     clients = [ScriptRun(name, each, Stopwatch(clock), observe) for name, each in zip(names, scripts, strict=True)]
-    run_together(server, clients, TrafficCounter(), carry=carry)
+    run_together(server, clients, TrafficCounter(), delivery=apply_to_messages(carry))
     return server.result, [client.result for client in clients]
 
 

@@ -14,9 +14,8 @@ from glasu.model.propagation import ALPHAS
 from glasu.protocol.messages import Scores, Waiting
 from glasu.protocol.requests import RoundDone
 from glasu.report import list_alone
-from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.trained_model import TrainedModel
-from support.tiny import settings, tiny_parties
+from support.tiny import settings, simulate, tiny_parties
 
 KEYS = {"num_rounds": 6, "evaluate_every": 2, "optimizer": "adam", "learning_rate": 0.05, "backbone": "sage"}
 NODES = 60
@@ -116,7 +115,7 @@ def test_a_party_without_edges_contributes_to_the_ensemble_only():
     parties = [without_edges(parties[0]), parties[1], without_edges(parties[2])]
     sent = []
     config = settings(**KEYS, method="smooth")
-    done = simulate(parties, config, SimulationOptions(carry=lambda message: sent.append(message) or message))
+    done = simulate(parties, config, carry=lambda message: sent.append(message) or message)
     last = [message for message in sent if message.key.layer == config.model.num_layers + 1]
     assert [type(message) for message in last[:3]] == [Waiting, Scores, Waiting]
     P = alone(parties).mean(axis=0)
@@ -210,12 +209,13 @@ def test_a_resumed_run_is_the_same_run(keys, stop_at, tmp_path):
             raise Stopped
 
     with pytest.raises(Stopped):
-        simulate(parties, config, SimulationOptions(checkpoints=tmp_path, observer=stop, workers=1))
+        simulate(parties, config, checkpoints=tmp_path, observer=stop, workers=1)
     rounds = []
     again = simulate(
         parties,
         config,
-        SimulationOptions(checkpoints=tmp_path, observer=lambda event: rounds.append(getattr(event, "round", None))),
+        checkpoints=tmp_path,
+        observer=lambda event: rounds.append(getattr(event, "round", None)),
     )
     assert 0 not in rounds
     whole = simulate(parties, config).report
@@ -227,8 +227,7 @@ def test_a_resumed_run_is_the_same_run(keys, stop_at, tmp_path):
 def test_trained_parties_are_not_trained_again():
     parties, rounds = tiny_parties(num_nodes=NODES), []
     first = run(parties, method="standalone")
-    options = SimulationOptions(trained=first.clients, observer=rounds.append)
-    second = simulate(parties, settings(**KEYS, method="smooth"), options)
+    second = simulate(parties, settings(**KEYS, method="smooth"), trained=first.clients, observer=rounds.append)
     assert not any(isinstance(event, RoundDone) for event in rounds)
     whole = run(parties, method="smooth").report
     assert second.report.weights_sha256 == whole.weights_sha256
@@ -287,7 +286,7 @@ def test_a_party_that_sends_no_probabilities_in_an_ensemble_is_named():
         return Waiting(message.key) if isinstance(message, Scores) and message.key.client == 1 else message
 
     with pytest.raises(GlasuError, match="party 'b': expected Scores"):
-        simulate(parties, settings(**KEYS, method="ensemble"), SimulationOptions(carry=drop))
+        simulate(parties, settings(**KEYS, method="ensemble"), carry=drop)
 
 
 def test_a_party_that_propagates_some_chunks_only_is_named():
@@ -298,7 +297,7 @@ def test_a_party_that_propagates_some_chunks_only_is_named():
         return Waiting(message.key) if later and message.key.client == 1 else message
 
     with pytest.raises(GlasuError, match=r"party 'b'.*expected all chunks of a tensor or none, got a Waiting"):
-        simulate(parties, config, SimulationOptions(carry=drop))
+        simulate(parties, config, carry=drop)
 
 
 # --- other tasks --------------------------------------------------------------------------------------------------

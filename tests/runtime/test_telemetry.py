@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from glasu.config import RunConfig
 from glasu.model.task import ACCURACY
-from glasu.privacy.ledger import Ledger
 from glasu.protocol.message_bytes import encode
 from glasu.protocol.messages import Agreed, Joint, JointGradient, Partial
 from glasu.protocol.requests import Broadcast, Evaluated, Receive
-from glasu.protocol.state import Identity
 from glasu.records import read_record, to_plain
-from glasu.report import GIVEN, PreparedColumns, PrivacySummary, Seconds, Traffic
+from glasu.report import Seconds, Traffic
 from glasu.runtime.telemetry import Telemetry, TelemetryState, TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import SERVER, Key, Phase
@@ -27,13 +22,9 @@ def tensor(kind, client, phase=Phase.TRAINING):
     return kind(key=Key(bytes(12), phase, client, 1, 0), value=np.zeros((3, 2), np.float32))
 
 
-def validation(round_index, accuracy, party=None, *, improved=False):
+def validation(round_index, accuracy):
     metrics = {"accuracy": accuracy, "macro_f1": accuracy, "loss": 1 - accuracy}
-    return Evaluated(round_index, "validation", metrics, ACCURACY, 0.5, improved, party)
-
-
-def final(accuracy, party=None):
-    return replace(validation(3, accuracy, party), split="test")
+    return Evaluated(round_index, "validation", metrics, ACCURACY, 0.5, improved=True)
 
 
 class Clock:
@@ -93,7 +84,7 @@ def record_telemetry():
     telemetry.traffic.count_to_server(tensor(Partial, 0))
     with telemetry.watch.measure("communication"):
         clock.now = 5.0
-    telemetry.observe(validation(1, 0.5, improved=True))
+    telemetry.observe(validation(1, 0.5))
     return telemetry
 
 
@@ -117,66 +108,13 @@ def test_the_state_survives_json():
 def test_rounds_that_are_repeated_lose_their_evaluations_but_not_their_cost():
     telemetry = record_telemetry()
     state = telemetry.state()
-    telemetry.observe(validation(2, 0.9, improved=True))
+    telemetry.observe(validation(2, 0.9))
     telemetry.traffic.count_to_server(tensor(Partial, 0))
     telemetry.rewind(state)
     assert [entry.event.round for entry in telemetry.evaluations] == [1]
     assert telemetry.traffic.messages == 2
     telemetry.rewind(TelemetryState())
     assert telemetry.evaluations == []
-
-
-def report_of(telemetry, losses, **options):
-    config = RunConfig()
-    return telemetry.build_report(
-        config,
-        losses=losses,
-        parties=(),
-        weights_sha256=(),
-        overridden={},
-        privacy=PrivacySummary.of(config),
-        **options,
-    )
-
-
-def test_a_party_report_has_the_cost_and_the_ledger_of_the_party():
-    telemetry, identity = record_telemetry(), Identity(("a", "b"), "a", 1, bytes(12))
-    prepared = PreparedColumns(unchanged=3, scaled=0, standardized=2, dropped=("age",))
-    config = RunConfig()
-    privacy = PrivacySummary.of(config, {"b": Ledger()}, GIVEN)
-    report = telemetry.build_party_report(config, identity, {}, "digest", privacy, prepared)
-    assert (report.party, report.parties, report.run) == ("b", ("a", "b"), bytes(12).hex())
-    assert (report.traffic, report.seconds) == (telemetry.cost().traffic, telemetry.cost().seconds)
-    assert report.test is None  # only party "a" has labels
-    assert [ledger.party for ledger in report.privacy.ledger] == ["b"]
-    assert report.to_dict()["prepared"] == {"unchanged": 3, "scaled": 0, "standardized": 2, "dropped": ["age"]}
-
-
-def test_an_entry_of_the_history_has_the_cost_until_then():
-    telemetry = record_telemetry()
-    telemetry.observe(final(0.5))
-    (entry,) = report_of(telemetry, [[0.7]]).history
-    size = len(encode(tensor(Partial, 0)))
-    assert entry.to_dict() == {
-        "round": 1, "loss": 0.5, "val_accuracy": 0.5, "val_macro_f1": 0.5, "val_loss": 0.5, "bytes": size,
-        "exchanges": 0, "seconds": 5.0,
-    }  # fmt: skip
-
-
-def test_parties_alone_are_averaged_and_listed_in_their_order():
-    telemetry = Telemetry(Clock())
-    telemetry.observe(validation(1, 0.8, "b", improved=True))
-    telemetry.observe(validation(1, 0.4, "a", improved=True))
-    telemetry.observe(validation(2, 0.6, "a", improved=True))
-    telemetry.observe(final(0.9, "a"))
-    telemetry.observe(final(0.5, "b"))
-    measured = report_of(telemetry, [[1.0, 2.0], [3.0]], alone=["a", "b"], per_client=True)
-    assert measured.validation.per_client == (0.6, 0.8)
-    assert measured.validation.accuracy == pytest.approx(0.7)
-    assert measured.validation.round is None  # each has its own
-    assert measured.test.per_client == (0.9, 0.5)
-    assert measured.losses == (2.0, 2.0)  # in the second round one party trained
-    assert [entry.metrics["accuracy"] for entry in measured.history] == pytest.approx([0.6, 0.7])
 
 
 def test_the_seconds_of_the_clients_in_this_process_are_added():

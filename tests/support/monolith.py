@@ -28,6 +28,7 @@ from glasu.runtime.inprocess import ScriptRun, open_client_map, run_together
 from glasu.runtime.simulation import make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
+from support.deliveries import apply_to_messages
 from support.tiny import NUM_CLASSES, settings, tiny_parties
 
 __all__ = ["NUM_CLASSES", "settings", "tiny_parties"]  # re-exported for the tests that compare with the monolith
@@ -259,7 +260,7 @@ def run_roles(
     """Run the training scripts of existing roles; `see` and `see_server` get their saves and events."""
     running = [ScriptRun(client.name, client_script(client), client.watch, partial(see, client)) for client in clients]
     serving = ScriptRun("server", server_script(server), watch or Stopwatch(lambda: 0.0), see_server, "communication")
-    run_together(serving, running, meter or TrafficCounter(), carry=carry)
+    run_together(serving, running, meter or TrafficCounter(), delivery=apply_to_messages(carry))
 
 
 def run_scripts(
@@ -272,7 +273,9 @@ def run_scripts(
     """Run scripts against each other without saves and events; return the clients' results."""
     watch = Stopwatch(lambda: 0.0)
     running = [ScriptRun(chr(ord("a") + index), script, watch) for index, script in enumerate(clients)]
-    run_together(ScriptRun("server", server, watch), running, meter or TrafficCounter(), carry=carry)
+    run_together(
+        ScriptRun("server", server, watch), running, meter or TrafficCounter(), delivery=apply_to_messages(carry)
+    )
     return [client.result for client in running]
 
 

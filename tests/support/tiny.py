@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,8 +12,11 @@ from glasu.config import DataConfig, ModelConfig, PrivacyConfig, RunConfig, Trai
 from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.party import PartyData, Splits, hide_labels
+from glasu.protocol.messages import Message
+from glasu.runtime.delivery import Delivery
 from glasu.runtime.simulation import Simulation, SimulationOptions
 from glasu.runtime.simulation import simulate as simulate_run
+from support.deliveries import apply_to_messages
 
 NUM_CLASSES = 3
 
@@ -53,9 +56,16 @@ def tiny_parties(
     return parties
 
 
-def simulate(parties: Sequence[PartyData], config: RunConfig, **options: Any) -> Simulation:
-    """Simulate a run with these fields of `SimulationOptions`."""
-    return simulate_run(parties, config, SimulationOptions(**options))
+def simulate(
+    parties: Sequence[PartyData],
+    config: RunConfig,
+    *,
+    carry: Callable[[Message], Message] | None = None,
+    delivery: Delivery | None = None,
+    **options: Any,
+) -> Simulation:
+    """Simulate a run with these fields of `SimulationOptions`. `carry` is applied to every message."""
+    return simulate_run(parties, config, SimulationOptions(delivery=delivery or apply_to_messages(carry), **options))
 
 
 def settings(**keys: Any) -> RunConfig:

@@ -21,7 +21,7 @@ from rich.progress import (
 from glasu.protocol.requests import CandidateStarted, Evaluated, Evaluating, Event, RoundDone, WarmStepDone
 
 if TYPE_CHECKING:
-    from glasu.runtime.simulation import Observer
+    from glasu.runtime.simulation_events import Observer
     from glasu.timing import Clock
 
 _WRITING = threading.Lock()  # held while lines are written; parties and logs write from several threads

@@ -22,6 +22,7 @@ from glasu.protocol.state import Identity
 from glasu.report import JsonRecord, Seconds, Traffic
 from glasu.runtime.checkpointing import START
 from glasu.runtime.output_dir import ALIGNING
+from glasu.runtime.report_builder import collect_cost
 from glasu.wire.message_key import RUN_BYTES, SERVER
 
 
@@ -88,7 +89,7 @@ class AlignmentServer(ServerScriptWork[AlignmentReport]):
         """Write alignment.json."""
         roster = self.options.kit.roster
         report = AlignmentReport(
-            **self.telemetry.collect_cost(),
+            **collect_cost(self.telemetry),
             parties=roster,
             common=result.common,
             sizes=dict(zip(roster, result.sizes, strict=True)),

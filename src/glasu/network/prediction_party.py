@@ -33,6 +33,7 @@ from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script, Timed
 from glasu.report import LedgerSummary, describe_missing
 from glasu.runtime.memory import check_prediction_memory
+from glasu.runtime.report_builder import build_prediction_report
 from glasu.runtime.trained_model import MODEL_FILE, TrainedModel, load_weights, write_predictions
 from glasu.wire.message_key import ATTEMPTS
 
@@ -167,7 +168,7 @@ class PredictionParty(ClientWork[Predicted]):
             owner = client.identity.label_owner
             self.options.log.info("party %r has the labels and receives all predictions; this party gets none.", owner)
         report = dataclasses.replace(
-            self.telemetry.build_prediction_report(self.roster, client.identity.names, self.model.subsets),
+            build_prediction_report(self.telemetry, self.roster, client.identity.names, self.model.subsets),
             party=client.name,
             training=self.state.value.run,
             requested=len(requested),

@@ -21,6 +21,7 @@ from glasu.protocol.requests import Script
 from glasu.report import PredictionReport, describe_missing
 from glasu.runtime.checkpointing import START
 from glasu.runtime.output_dir import PREDICTING
+from glasu.runtime.report_builder import build_prediction_report
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -72,7 +73,7 @@ class PredictionServer(ServerScriptWork[PredictionReport]):
 
     def finish(self, result: int, finished: Sequence[ResultPayload]) -> PredictionReport:
         """Write prediction.json."""
-        common = self.telemetry.build_prediction_report(self.options.kit.roster, self._present, self._subsets)
+        common = build_prediction_report(self.telemetry, self.options.kit.roster, self._present, self._subsets)
         report = replace(common, nodes=result)
         if report.missing:
             self.options.log.info("%s", describe_missing(report.missing, report.validation))

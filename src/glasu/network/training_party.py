@@ -48,7 +48,8 @@ from glasu.records import to_plain
 from glasu.report import GIVEN, SIGNED, SIGNED_TRIAL, SIGNED_UNPINNED, MaskSummary, PreparedColumns, PrivacySummary
 from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
-from glasu.runtime.telemetry import TelemetryState, summarize_race
+from glasu.runtime.report_builder import TrainingResult, build_party_report, summarize_race
+from glasu.runtime.telemetry import TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
@@ -296,16 +297,16 @@ class TrainingParty(ClientWork[FinishedPart]):
             else None
         )
         race = client.progress.race
-        report = self.telemetry.build_party_report(
-            client.config,
-            client.identity,
-            result,
-            digest,
-            PrivacySummary.of(client.config, {client.name: client.release.ledger}, GIVEN, masks, warm_start_keys),
-            prepared,
-            losses=client.progress.losses,
+        trained = TrainingResult(
+            config=client.config,
+            losses=[client.progress.losses],
+            weights_sha256=(digest,),
+            privacy=PrivacySummary.of(
+                client.config, {client.name: client.release.ledger}, GIVEN, masks, warm_start_keys
+            ),
             race=summarize_race(client, self.telemetry.race, None if race is None else {client.name: race.releases}),
         )
+        report = build_party_report(self.telemetry, trained, client.identity, result, prepared)
         write_named(self.options.out / "report.json", report.to_json().encode())
         # The weights, and so the digest, depend on data without noise. If the run adds noise, only noisy rows may leave
         # the party.

@@ -25,7 +25,8 @@ from glasu.protocol.state import Progress, ServerState
 from glasu.protocol.training import server_script
 from glasu.report import SIGNED, MaskSummary, PartySummary, PrivacySummary, RunReport
 from glasu.runtime.checkpointing import START, Saver, Store, find_common_round
-from glasu.runtime.telemetry import TelemetryState, summarize_race
+from glasu.runtime.report_builder import TrainingResult, build_run_report, summarize_race
+from glasu.runtime.telemetry import TelemetryState
 from glasu.wire.message_key import RUN_BYTES
 
 
@@ -177,15 +178,14 @@ class TrainingServer(ServerScriptWork[RunReport | None]):
             PartySummary(name, server.sizes.num_nodes, labels=server.identity.has_labels(index))
             for index, name in enumerate(server.roster)
         ]
-        return self.telemetry.build_report(
-            server.config,
+        result = TrainingResult(
+            config=server.config,
             losses=[server.progress.losses],
-            parties=parties,
-            weights_sha256=weights_sha256,
-            overridden=overridden,
-            race=summarize_race(server, self.telemetry.race),
+            weights_sha256=tuple(weights_sha256),
             privacy=PrivacySummary.of(server.config, masks=MaskSummary.of(server.config, SIGNED)),
+            race=summarize_race(server, self.telemetry.race),
         )
+        return build_run_report(self.telemetry, result, parties, overridden)
 
     def close(self, *, finished: bool) -> None:
         """Stop the thread that writes checkpoints. If the run is finished, remove its checkpoints."""

@@ -58,7 +58,7 @@ def keep_ledgers(
     """Attach a ledger and a policy to every client of one process while the block runs.
 
     Args:
-        clients: all clients, in which the id of the run is already set.
+        clients: all clients.
         folder: the folder of the ledgers; None: keep them in memory.
         policies: the policies, by party.
         purpose: training or prediction.

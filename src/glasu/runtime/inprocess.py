@@ -12,17 +12,14 @@ import torch
 
 from glasu.protocol.messages import Message
 from glasu.protocol.requests import Broadcast, Event, Receive, RoundDone, Save, Scatter, Script, Send, WarmStepDone
+from glasu.runtime.delivery import UNCHANGED, Delivery
 from glasu.runtime.drive import Actions, Finished, advance, check_contribution, to_actions
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.runtime.workers import Workers
 from glasu.timing import Stopwatch
-from glasu.wire.message_key import ALL_CLIENTS, SERVER
 
 MESSAGING = (Send, Receive, Broadcast, Scatter)
 Perform = Callable[[Save | Event], None]  # carries out Save requests and events
-Carry = Callable[[Message], Message]
-Deliver = Callable[[Message, int], Message]  # (message from the server, client) -> message that the client gets
-RecordMessage = Callable[[Message, int], None]  # (message, receiver): a client, ALL_CLIENTS or SERVER
 Map = Callable[..., Iterable[Any]]  # with the signature of the built-in `map`
 
 
@@ -117,9 +114,7 @@ def run_together(
     traffic: TrafficCounter,
     each: Map = map,
     before_sending: Callable[[], None] | None = None,
-    carry: Carry | None = None,
-    deliver: Deliver | None = None,
-    record: RecordMessage | None = None,
+    delivery: Delivery = UNCHANGED,
 ) -> None:
     """Run the server and all clients to the end.
 
@@ -129,10 +124,7 @@ def run_together(
         traffic: counts messages.
         each: `map`, or a function like it that runs clients in parallel.
         before_sending: called before messages from clients are delivered, to wait until checkpoints are durable.
-        carry: maps every message to the message that is delivered; None: no change.
-        deliver: replaces a message from the server to one client, to simulate a server that sends different messages to
-            different clients.
-        record: called with every delivered message; it is called once for a message to all clients.
+        delivery: delivers every message; it may record or change the message.
     """
     inboxes: list[deque[Message]] = [deque() for _ in clients]  # messages from each client
     outboxes: list[deque[Message]] = [deque() for _ in clients]  # messages to each client
@@ -143,10 +135,7 @@ def run_together(
             if before_sending is not None and any(sent):
                 before_sending()  # a checkpoint must be durable before later messages are delivered
             for inbox, messages in zip(inboxes, sent, strict=True):
-                for message in messages if carry is None else map(carry, messages):
-                    if record is not None:
-                        record(message, SERVER)
-                    inbox.append(message)
+                inbox.extend(map(delivery.to_server, messages))
 
     def receive(request: Receive) -> list[Message]:
         if not all(inboxes):
@@ -161,14 +150,7 @@ def run_together(
         messages = action.messages if isinstance(action, Scatter) else [action.message] * len(clients)
         for message in messages:
             traffic.count_to_clients(message)
-        delivered = list(messages) if carry is None else list(map(carry, messages))
-        if deliver is not None:
-            delivered = [deliver(message, client) for client, message in enumerate(delivered)]
-        if record is not None:
-            is_broadcast = delivered[0].key.client == SERVER and all(each is delivered[0] for each in delivered)
-            for client, message in enumerate(delivered[:1] if is_broadcast else delivered):
-                record(message, ALL_CLIENTS if is_broadcast else client)
-        for outbox, message in zip(outboxes, delivered, strict=True):
+        for outbox, message in zip(outboxes, delivery.to_clients(messages), strict=True):
             outbox.append(message)
         traffic.exchange(action)
 

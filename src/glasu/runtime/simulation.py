@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,15 +12,7 @@ from pathlib import Path
 
 from glasu.compiling import compile_seconds, read_clock
 from glasu.config import RunConfig, list_candidates, resolve
-from glasu.data.methods import (
-    PreparedRun,
-    apply_method,
-    evaluates_once,
-    find_method,
-    has_server,
-    keeps_scores,
-    trains_alone,
-)
+from glasu.data.methods import PreparedRun, apply_method, has_server, trains_alone
 from glasu.data.party import PartyData, hide_labels
 from glasu.data.preprocessing import Preparation
 from glasu.errors import ConfigError, DataError
@@ -28,26 +20,15 @@ from glasu.model.backbones import find_backbone
 from glasu.model.split import digest_weights
 from glasu.protocol.client import Client
 from glasu.protocol.key_agreement import agrees_on_classifier
-from glasu.protocol.requests import (
-    CandidateStarted,
-    Collapsed,
-    Evaluated,
-    Evaluating,
-    Event,
-    RoundDone,
-    Save,
-    WarmStepDone,
-)
+from glasu.protocol.requests import Event, Save
 from glasu.protocol.server import Server, Sizes
 from glasu.protocol.state import Progress
 from glasu.protocol.training import client_script, server_script
 from glasu.report import DERIVED, GIVEN, UNSIGNED, MaskSummary, PartySummary, PreparedColumns, PrivacySummary, RunReport
 from glasu.runtime.client_ledger import check_training, keep_ledgers, sync_ledgers
+from glasu.runtime.delivery import UNCHANGED, Delivery, RecordedDelivery
 from glasu.runtime.inprocess import (
-    Carry,
-    Deliver,
     Map,
-    RecordMessage,
     ScriptRun,
     count_cores,
     open_client_map,
@@ -57,19 +38,19 @@ from glasu.runtime.inprocess import (
 from glasu.runtime.ledger_file import LEDGERS
 from glasu.runtime.memory import check_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
+from glasu.runtime.report_builder import TrainingResult, build_run_report, summarize_race
 from glasu.runtime.simulation_checkpoints import SimulationCheckpoints
-from glasu.runtime.telemetry import Telemetry, TrafficCounter, summarize_race
+from glasu.runtime.simulation_events import EventRouter, Observer, find_reporter
+from glasu.runtime.telemetry import Telemetry, TrafficCounter
 from glasu.runtime.transcript import TranscriptWriter
 from glasu.secret import SECRET_BYTES, Secret
 from glasu.timing import Clock, Stopwatch
 from glasu.wire.message_key import RUN_BYTES
 
-Observer = Callable[[Event], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Options of a simulation. Only `secrets`, `carry` and `deliver` can change weights and messages."""
+    """Options of a simulation. Only `secrets` and `delivery` can change weights and messages."""
 
     observer: Observer | None = None  # called with every round and evaluation, perhaps from another thread
     workers: int | None = None  # clients that compute at the same time; None: one per core
@@ -78,8 +59,7 @@ class SimulationOptions:
     traffic: TrafficCounter | None = None  # a counter that the caller reads during the run
     checkpoints: Path | None = None  # folder of the saved states, from which a run resumes; None: save nothing
     fresh: bool = False  # remove earlier checkpoints and start over
-    carry: Carry | None = None  # applied to every message, to simulate a network
-    deliver: Deliver | None = None  # replaces messages to single clients, to simulate a dishonest server
+    delivery: Delivery = UNCHANGED  # delivers every message; may change messages, to simulate a dishonest server
     transcript: Path | None = None  # folder in which every message is recorded; None: nothing is recorded
     secrets: Mapping[str, bytes] | None = None  # by party; None: all draws are derived from `train.seed`
     ledgers: Path | None = None  # folder of the parties' ledgers; None: a subfolder of `checkpoints`, or memory
@@ -110,11 +90,11 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
     secrets = _read_secrets(options.secrets, parties)
     telemetry = Telemetry(options.clock, options.traffic, compiling=compile_seconds)
     with open_client_map(_count_workers(config, len(parties), options.workers)) as each:
-        clients = make_clients(config, parties, options.clock, secrets=secrets)
+        digests = [_remove_test_labels(party).data_digest() for party in parties]
+        run = derive_run(config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
+        clients = make_clients(config, parties, options.clock, secrets=secrets, run=run)
         for client in clients:
             check_training(client, options.policies.get(client.name))
-        digests = [_remove_test_labels(party).data_digest() for party in parties]
-        name_run(clients, config.digest(), *digests, *(secret.commitment() for secret in secrets.values()))
         for client, other in zip(clients, options.trained, strict=False):
             client.progress = replace(other.progress, stopped=True)
         server = make_server(config, clients) if has_server(config) else None
@@ -124,9 +104,9 @@ def simulate(parties: Sequence[PartyData], config: RunConfig, options: Simulatio
         with (
             _open_checkpoints(options, clients, server, telemetry, commitments) as checkpoints,
             _keep_ledgers(options, clients),
-            _open_transcript(options, clients, server) as record,
+            _open_transcript(options, clients, server) as delivery,
         ):
-            _run_scripts(clients, server, telemetry, checkpoints, options, each, record)
+            _run_scripts(clients, server, telemetry, checkpoints, options, each, delivery)
     report = _build_report(prepared, clients, server, telemetry, options)
     return Simulation(report, tuple(clients))
 
@@ -197,11 +177,15 @@ def make_clients(
     clock: Clock = time.perf_counter,
     preparations: Sequence[Preparation] | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    run: bytes | None = None,
 ) -> list[Client]:
-    """Build one client per party from a resolved config and checked parties."""
+    """Build one client per party from a resolved config and checked parties.
+
+    `run` is the id of the run; None: it depends on the settings only.
+    """
     secrets = secrets or {}
     names = [party.name for party in parties]
-    return [
+    clients = [
         Client(
             config,
             party,
@@ -213,6 +197,10 @@ def make_clients(
         )
         for index, party in enumerate(parties)
     ]
+    if run is not None:
+        for client in clients:
+            client.identity.run = run
+    return clients
 
 
 def _read_secrets(secrets: Mapping[str, bytes] | None, parties: Sequence[PartyData]) -> dict[str, Secret]:
@@ -242,14 +230,12 @@ def make_server(config: RunConfig, clients: Sequence[Client]) -> Server:
     return Server(config, knows.identity.names, sizes, knows.identity.run)
 
 
-def name_run(clients: Sequence[Client], *digests: str) -> None:
-    """Set the run id to a digest of all inputs that determine the messages.
+def derive_run(*digests: str) -> bytes:
+    """Return the id of a run, given the digests of all inputs that determine its messages.
 
     So two messages with the same message key always have the same content.
     """
-    run = hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
-    for client in clients:
-        client.identity.run = run
+    return hashlib.sha256("\0".join(digests).encode()).digest()[:RUN_BYTES]
 
 
 def _remove_test_labels(party: PartyData) -> PartyData:
@@ -310,17 +296,17 @@ def _keep_ledgers(options: SimulationOptions, clients: Sequence[Client]) -> Abst
 @contextmanager
 def _open_transcript(
     options: SimulationOptions, clients: Sequence[Client], server: Server | None
-) -> Iterator[RecordMessage | None]:
-    """Record the messages while the block runs, if the options name a folder and there is a server."""
+) -> Iterator[Delivery]:
+    """Yield the delivery of the options. It records the messages if the options name a folder and there is a server."""
     if options.transcript is None or server is None:
-        yield None
+        yield options.delivery
         return
     about = clients[0].requested, server.roster, server.identity.run, server.sizes.num_nodes
     writer = TranscriptWriter(options.transcript, *about, fresh=server.progress == Progress())
     for client in clients:
         client.release.observe_clear = partial(writer.write_clear, client.identity.index)
     try:
-        yield writer
+        yield RecordedDelivery(options.delivery, writer)
         writer.record_settings(_find_final_settings(clients[0]), clients[0].identity.earlier_rounds)
     finally:
         for client in clients:
@@ -341,34 +327,17 @@ def _run_scripts(
     checkpoints: SimulationCheckpoints | None,
     options: SimulationOptions,
     each: Map,
-    record: RecordMessage | None = None,
+    delivery: Delivery,
 ) -> None:
     """Run the scripts of all roles to their end."""
-    alone, reporter = trains_alone(clients[0].requested), _find_reporter(clients)
-    by_party = evaluates_once(clients[0].requested)
+    events = EventRouter(clients, telemetry, options.observer, has_server=server is not None)
 
-    def perform(name: str | None, action: Save | Event) -> None:
+    def perform(role: str | None, action: Save | Event) -> None:
         """Perform the action of a client, or of the server (None)."""
-        if isinstance(action, Save):
-            if checkpoints is not None:
-                checkpoints.save(name, action.take_state())
-            return
-        measured = by_party and isinstance(action, Evaluated)  # every party measures its own scores
-        reports = name == reporter or server is None or measured or isinstance(action, Collapsed)
-        if isinstance(action, CandidateStarted):
-            reports = name is None  # count releases at the server's event, when all clients wait
-            if reports and action.chosen:
-                action = replace(action, releases=sum(client.release.ledger.count_releases() for client in clients))
-        if reports:
-            telemetry.observe(action)
-            if reporter is not None and not alone and isinstance(action, RoundDone):  # it stands for all parties
-                action = replace(action, party=None)
-        elif not (alone or isinstance(action, Evaluating | WarmStepDone)):  # the server reports this event
-            return
-        if options.observer is not None:
-            if isinstance(action, RoundDone | Evaluated):
-                action = replace(action, bytes=telemetry.traffic.total_bytes)
-            options.observer(action)
+        if not isinstance(action, Save):
+            events.observe(role, action)
+        elif checkpoints is not None:
+            checkpoints.save(role, action.take_state())
 
     def wait_until_durable() -> None:
         if checkpoints is not None:
@@ -382,19 +351,7 @@ def _run_scripts(
         run_alone(running, each)
     else:
         serving = ScriptRun("server", server_script(server), telemetry.watch, partial(perform, None), "communication")
-        run_together(
-            serving, running, telemetry.traffic, each, wait_until_durable, options.carry, options.deliver, record
-        )
-
-
-def _find_reporter(clients: Sequence[Client]) -> str | None:
-    """Return the name of the role whose losses and metrics the report shows; None is the server.
-
-    If the parties keep their scores, the server has no losses and metrics. Then the first client with labels reports.
-    """
-    if not keeps_scores(clients[0].requested):
-        return None
-    return next(client.name for client in clients if client.has_labels)
+        run_together(serving, running, telemetry.traffic, each, wait_until_durable, delivery)
 
 
 def _build_report(
@@ -405,26 +362,21 @@ def _build_report(
     options: SimulationOptions,
 ) -> RunReport:
     config = clients[0].config
-    together = server is not None and not evaluates_once(config)
-    reports = server is not None and _find_reporter(clients) is None
+    reports = server is not None and find_reporter(clients) is None
     ledgers = {client.name: client.release.ledger for client in clients}
     masks = MaskSummary.of(config, UNSIGNED, {client.name: client.release.sums.grids.clamped for client in clients})
     warm_start_keys = UNSIGNED if agrees_on_classifier(config) else None
     releases = {each.name: each.progress.race.releases for each in clients if each.progress.race is not None}
-    return telemetry.build_report(
-        config,
+    result = TrainingResult(
+        config=config,
         losses=[server.progress.losses] if server and reports else [client.progress.losses for client in clients],
-        alone=None if together else [client.name for client in clients],
-        per_client=not together and not find_method(config).one_party,
-        parties=map(_summarize, clients),
-        weights_sha256=(digest_weights(client.progress.best_weights) for client in clients),
-        overridden=prepared.overridden,
-        race=None if server is None else summarize_race(server, telemetry.race, releases),
+        weights_sha256=tuple(digest_weights(client.progress.best_weights) for client in clients),
         privacy=PrivacySummary.of(
             config, ledgers, DERIVED if options.secrets is None else GIVEN, masks, warm_start_keys
         ),
-        notes=options.notes,
+        race=None if server is None else summarize_race(server, telemetry.race, releases),
     )
+    return build_run_report(telemetry, result, list(map(_summarize, clients)), prepared.overridden, options.notes)
 
 
 def _count_workers(config: RunConfig, num_clients: int, requested: int | None) -> int:

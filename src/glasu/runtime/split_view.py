@@ -21,6 +21,7 @@ from glasu.errors import ConfigError, ProtocolError, TrainingError
 from glasu.privacy.attacks.result import AttackResult, Values
 from glasu.protocol.messages import Joint, Message, Partial
 from glasu.protocol.requests import Event, RoundDone
+from glasu.runtime.delivery import UNCHANGED, Delivery
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.transcript import RecordedRun
 from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
@@ -32,6 +33,27 @@ MEASURE = "squared correlation"
 
 class _EnoughError(TrainingError):
     """Raised after the first round to end the run."""
+
+
+class _SplitView(Delivery):
+    """Replaces the aggregates below a layer by zeros. Only the target gets the true aggregates."""
+
+    def __init__(self, target: int, layer: int, *, encrypted: bool) -> None:
+        self.target, self.layer, self.encrypted = target, layer, encrypted
+
+    def to_clients(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages that each client gets."""
+        return [self._deliver(message, client) for client, message in enumerate(messages)]
+
+    def _deliver(self, message: Message, client: int) -> Message:
+        if client == self.target or not isinstance(message, Joint) or message.key.phase is not Phase.TRAINING:
+            return message
+        if message.key.layer >= self.layer:
+            return message
+        zeros = np.zeros_like(message.value)
+        if self.encrypted:  # zero coefficients decrypt to zeros, but the shape must stay
+            zeros[:, :SHAPE_WORDS] = message.value[:, :SHAPE_WORDS]
+        return replace(message, value=zeros)
 
 
 def attack_by_splitting(
@@ -79,24 +101,16 @@ def _run_round(
     split: bool,
 ) -> tuple[Values | None, Values | None]:
     """Run one round. Return the target's message and the aggregate at a layer; each is None if it was not sent."""
-
-    hides_in_ciphertexts = isinstance(make_encodings(config)[REPRESENTATION], Ciphertexts)
-
-    def deliver(message: Message, client: int) -> Message:
-        lower = isinstance(message, Joint) and message.key.phase is Phase.TRAINING and message.key.layer < layer
-        if split and lower and client != target:
-            zeros = np.zeros_like(message.value)  # type: ignore[attr-defined]
-            if hides_in_ciphertexts:  # zero coefficients decrypt to zeros, but the shape must stay
-                zeros[:, :SHAPE_WORDS] = message.value[:, :SHAPE_WORDS]  # type: ignore[attr-defined]
-            return replace(message, value=zeros)  # type: ignore[call-arg]
-        return message
+    encrypted = isinstance(make_encodings(config)[REPRESENTATION], Ciphertexts)
+    delivery = _SplitView(target, layer, encrypted=encrypted) if split else UNCHANGED
 
     def stop(event: Event) -> None:
         if isinstance(event, RoundDone):
             raise _EnoughError("one round is enough.")
 
     with tempfile.TemporaryDirectory() as folder:
-        options = SimulationOptions(deliver=deliver, observer=stop, transcript=Path(folder), secrets=secrets, workers=1)
+        files = Path(folder)
+        options = SimulationOptions(delivery=delivery, observer=stop, transcript=files, secrets=secrets, workers=1)
         try:
             simulate(parties, config, options)
         except _EnoughError:
@@ -104,7 +118,7 @@ def _run_round(
         except (ProtocolError, TrainingError):  # with a split view, masks do not cancel, and ckks refuses the sums
             if not split:
                 raise
-        transcript = RecordedRun(Path(folder))
+        transcript = RecordedRun(files)
         view = transcript.view("server")
         parts = [each for each in view.matrices(Partial, Phase.TRAINING) if each.key.layer == layer]
         joints = [each for each in view.matrices(Joint, Phase.TRAINING) if each.key.layer == layer]

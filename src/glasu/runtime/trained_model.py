@@ -49,7 +49,7 @@ from glasu.runtime.client_ledger import keep_ledgers, sync_ledgers
 from glasu.runtime.inprocess import ScriptRun, open_client_map, run_alone, run_together
 from glasu.runtime.memory import check_prediction_memory, read_total_memory
 from glasu.runtime.policy_file import PolicyFile
-from glasu.runtime.simulation import check_party_list, make_clients, make_server, name_run
+from glasu.runtime.simulation import check_party_list, derive_run, make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
 from glasu.wire.message_key import Key, Phase
@@ -181,12 +181,12 @@ class TrainedModel:
         with open_client_map():
             prepared = self.add_unknown_labels(parties)
             preparations = [client.preparation for client in self.clients]
-            clients = make_clients(self.config, prepared, preparations=preparations)
-            for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
-                load_weights(client, entry, weights, self)
             query, models = hashlib.sha256(nodes.tobytes()).hexdigest(), map(digest_weights, self.weights)
             digests = [*models, *(party.data_digest() for party in prepared), *["ensemble"][: self.ensemble]]
-            name_run(clients, self.config.digest(), query, *digests)
+            run = derive_run(self.config.digest(), query, *digests)
+            clients = make_clients(self.config, prepared, preparations=preparations, run=run)
+            for client, entry, weights in zip(clients, self.clients, self.weights, strict=True):
+                load_weights(client, entry, weights, self)
             running = [ScriptRun(client.name, _predict(client, nodes), client.watch) for client in clients]
             if has_server(self.config):
                 server = make_server(self.config, clients)

@@ -101,7 +101,7 @@ class TranscriptWriter:
             self._file.truncate(_find_end(self._file))
             self._file.seek(0, os.SEEK_END)
 
-    def __call__(self, message: Message, receiver: int) -> None:
+    def write(self, message: Message, receiver: int) -> None:
         """Record a message to a client, to ALL_CLIENTS or to the SERVER."""
         content = encode(message)
         with name_file(self.path):
@@ -124,7 +124,7 @@ class TranscriptWriter:
     def write_clear(self, client: int, kind: TensorKind, key: Key, rows: Rows, is_answer: bool) -> None:
         """Record the unprotected values of a tensor that a client sent or received in protected form."""
         message = TENSOR_MESSAGES[kind, is_answer]
-        self(message(key._replace(client=SERVER if is_answer else client), rows), TO_ONE + client)
+        self.write(message(key._replace(client=SERVER if is_answer else client), rows), TO_ONE + client)
 
     def close(self) -> None:
         """Write buffered messages and close the file."""
