@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
+from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
@@ -36,15 +36,12 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
-def client_joint_round(
-    client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
-) -> Script[list[float]]:
+def client_joint_round(client: Client, batch: Batch, aggregation: Aggregation) -> Script[list[float]]:
     """Client column: JointInference, a backward pass with one exchange per aggregation layer, then later local steps.
 
     Args:
         client: the client.
         batch: the round's blocks, features and labels.
-        upcoming: the batch of the next round, if its sample is known.
         aggregation: the aggregation over the clients that are present in the round.
 
     Returns:
@@ -52,7 +49,7 @@ def client_joint_round(
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
+    joint, exchanged = yield from client_inference(client, step, key, batch.nodes)
     parts: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
     constants: dict[int, Tensor] = {}  # {l: C_m[l]}
     if later_steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
+from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
 from glasu.protocol.requests import Broadcast, Evaluating, Script
 from glasu.wire.message_key import Key, Phase
@@ -27,7 +27,7 @@ Combine: TypeAlias = "Callable[[int, Tensor], Script[Tensor]]"
 
 
 def client_inference(
-    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], upcoming: PendingBatch | None = None
+    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet]
 ) -> Script[tuple[Tensor, dict[int, tuple[Tensor, Sent]]]]:
     """Client column: compute, send and receive, layer by layer.
 
@@ -36,8 +36,6 @@ def client_inference(
         step: the client's layers, at step 0.
         key: phase and round.
         nodes: S_m[0..L].
-        upcoming: the batch of the next round, if its sample is known; it is gathered while this client waits for
-            answers.
 
     Returns:
         H_m[L] at the rows S[L], and {l+1: (H[l+1], H_m^+[l] as it was sent)} for every aggregation layer l.
@@ -45,7 +43,7 @@ def client_inference(
     exchanged: dict[int, tuple[Tensor, Sent]] = {}
 
     def combine(layer: int, partial: Tensor) -> Script[Tensor]:
-        joint, sent = yield from exchange_partial(client, key.at(layer), partial, nodes[layer + 1], upcoming)
+        joint, sent = yield from exchange_partial(client, key.at(layer), partial, nodes[layer + 1])
         exchanged[layer + 1] = joint, sent
         return joint
 
@@ -53,23 +51,18 @@ def client_inference(
     return joint, exchanged
 
 
-def await_inference(
-    client: Client, key: Key, num_rows: Mapping[int, int], upcoming: PendingBatch | None = None
-) -> Script[Tensor]:
+def await_inference(client: Client, key: Key, num_rows: Mapping[int, int]) -> Script[Tensor]:
     """Client column of an absent client: contribute nothing, and return H[L].
 
     Args:
         client: the client.
         key: phase and round.
         num_rows: |S[l+1]| for every aggregation layer l.
-        upcoming: the batch of the next round, if its sample is known.
     """
     width = client.config.model.hidden * client.learner.aggregation.widening
     joints = []
     for layer, rows in num_rows.items():
-        joints.append(
-            (yield from exchange_rows(client, key.at(layer), (Partial, Joint), None, (rows, width), upcoming=upcoming))
-        )
+        joints.append((yield from exchange_rows(client, key.at(layer), (Partial, Joint), None, (rows, width))))
     joint: Tensor = joints[-1]
     return joint
 
@@ -97,14 +90,12 @@ def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[
     return result
 
 
-def exchange_partial(
-    client: Client, key: Key, partial: Tensor, nodes: NodeSet, upcoming: PendingBatch | None = None
-) -> Script[tuple[Tensor, Sent]]:
+def exchange_partial(client: Client, key: Key, partial: Tensor, nodes: NodeSet) -> Script[tuple[Tensor, Sent]]:
     """Release H_m^+[l] at the nodes; return H[l+1], and H_m^+[l] as it was sent."""
     kinds = find_message_kinds(client.config, key)
     sent = client.release_tensor(kinds[0].content().kind, partial, key, nodes)
     shape = len(partial), partial.shape[1] * client.learner.aggregation.widening
-    joint = yield from exchange_rows(client, key, kinds, sent, shape, upcoming=upcoming)
+    joint = yield from exchange_rows(client, key, kinds, sent, shape)
     return joint, sent
 
 

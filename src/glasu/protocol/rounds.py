@@ -15,7 +15,6 @@ from glasu.config import TrainConfig
 from glasu.data.methods import evaluates_once, keeps_scores
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.backward import await_backward, client_joint_round, server_backward
-from glasu.protocol.chunks import PendingBatch
 from glasu.protocol.evaluation import (
     client_selection,
     server_selection,
@@ -46,11 +45,8 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
     progress, train = client.progress, client.config.train
     sends_losses = not (client.is_alone or keeps_scores(client.config))
     selects = not evaluates_once(client.config)
-    upcoming: PendingBatch | None = None
     for sample, following in zip(samples, [*samples[1:], None], strict=True):
-        current = PendingBatch(client, sample) if upcoming is None else upcoming
-        upcoming = None if following is None else PendingBatch(client, following)
-        losses = yield from client_round(client, current, upcoming)
+        losses = yield from client_round(client, client.look_ahead.take(sample, following))
         loss = sum(losses) / len(losses) if losses else None
         if sends_losses:
             key = client.identity.key(Phase.TRAINING, sample.round)
@@ -64,22 +60,22 @@ def client_rounds(client: Client, samples: Sequence[Sample]) -> Script[None]:
             yield Save(client.state)
         yield RoundDone(sample.round, loss, client.name)
         if progress.stopped:
+            client.look_ahead.clear()
             return
 
 
-def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch | None) -> Script[list[float]]:
+def client_round(client: Client, batch: Batch) -> Script[list[float]]:
     """Compute one round: JointInference, then Q local updates. Return the losses (empty without labels)."""
-    sample, batch = current.sample, current.gather()
-    client.learner.set_learning_rate(sample.round)
-    present = draw_present(client.config, client.identity.num_clients, sample.round)
+    client.learner.set_learning_rate(batch.round)
+    present = draw_present(client.config, client.identity.num_clients, batch.round)
     aggregation = client.learner.aggregation.with_clients(len(present))
     if client.identity.index not in present:
-        return (yield from client_absent_round(client, batch, upcoming, aggregation))
+        return (yield from client_absent_round(client, batch, aggregation))
     if client.config.train.has_exact_gradients:
-        return (yield from client_joint_round(client, batch, upcoming, aggregation))
+        return (yield from client_joint_round(client, batch, aggregation))
     step = client.learner.step(batch, 0)
     joint, exchanged = yield from client_inference(
-        client, step, client.identity.key(Phase.TRAINING, sample.round), sample.nodes, upcoming
+        client, step, client.identity.key(Phase.TRAINING, batch.round), batch.nodes
     )
     gradient = None
     if owner_leads(client.config):
@@ -96,15 +92,13 @@ def client_round(client: Client, current: PendingBatch, upcoming: PendingBatch |
     return losses if client.has_labels else []
 
 
-def client_absent_round(
-    client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
-) -> Script[list[float]]:
+def client_absent_round(client: Client, batch: Batch, aggregation: Aggregation) -> Script[list[float]]:
     """Follow a round without contributing to it and without taking a step.
 
     An absent label owner still computes the gradient at H[L], because the other clients have no loss.
     """
     num_rows = {layer: len(batch.nodes[layer + 1]) for layer in client.config.model.aggregation_layers}
-    joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, batch.round), num_rows, upcoming)
+    joint = yield from await_inference(client, client.identity.key(Phase.TRAINING, batch.round), num_rows)
     if client.config.train.has_exact_gradients:
         return (yield from await_backward(client, batch, joint, aggregation))
     losses: list[float] = []
