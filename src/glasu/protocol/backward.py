@@ -20,8 +20,9 @@ from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.inference import client_inference
 from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
+from glasu.protocol.passes import walk_backward
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import Others, check_loss, local_update, walk_backward
+from glasu.protocol.update import Others, check_loss, local_update
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import GRADIENT
 
@@ -49,11 +50,8 @@ def client_joint_round(client: Client, batch: Batch, aggregation: Aggregation) -
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, exchanged = yield from client_inference(client, step, key, batch.nodes)
-    parts: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    joint, parts = yield from client_inference(client, step, key, batch.nodes, aggregation)
     constants: dict[int, Tensor] = {}  # {l: C_m[l]}
-    if later_steps:
-        parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -90,19 +88,6 @@ def exchange_share(
     found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
     client.release.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
-
-
-def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Aggregation) -> Script[list[float]]:
-    """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
-    losses: list[float] = []
-    gradient: Tensor | None = None
-    if client.identity.owner is not None:
-        losses, gradient = compute_owner_gradient(client, batch, joint)
-    for layer in reversed(client.config.model.aggregation_layers):
-        own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
-        gradient = None
-    return losses
 
 
 def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:

@@ -28,8 +28,9 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.protocol.averaging import client_average, server_average
 from glasu.protocol.chunks import exchange_rows
-from glasu.protocol.inference import server_inference, walk_forward
+from glasu.protocol.inference import server_inference
 from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.passes import walk_forward
 from glasu.protocol.requests import Script
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import REPRESENTATION

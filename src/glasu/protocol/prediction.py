@@ -16,6 +16,7 @@ from glasu.data.methods import find_method, has_server
 from glasu.errors import ConfigError, ProtocolError
 from glasu.model.task import Targets
 from glasu.privacy.masking import Requested
+from glasu.protocol.absence import await_inference
 from glasu.protocol.averaging import (
     client_average,
     client_average_all,
@@ -24,15 +25,11 @@ from glasu.protocol.averaging import (
     server_average_all,
     server_average_propagated,
 )
-from glasu.protocol.inference import (
-    await_inference,
-    client_inference,
-    exchange_partial,
-    server_inference,
-    walk_forward,
-)
+from glasu.protocol.inference import client_inference, server_inference
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.once import client_aggregate, client_once_scores, server_aggregate, server_once_scores
+from glasu.protocol.partials import exchange_partial
+from glasu.protocol.passes import walk_forward
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, find_known_rows, server_sampling, unite
 from glasu.wire.message_key import Key, Phase
@@ -166,7 +163,8 @@ def _run_sampled_forward(client: Client, key: Key, nodes: NodeSet) -> Script[Ten
     rounds = [client.identity.find_round(key)]
     (sample,) = yield from client_sampling(client, rounds, [Targets.of_nodes(distinct)], Phase.EVALUATION_SAMPLING)
     batch = client.learner.gather(sample, with_labels=False)
-    hidden, _ = yield from client_inference(client, client.learner.step(batch, None), key, batch.nodes)
+    step, aggregation = client.learner.step(batch, None), client.learner.aggregation
+    hidden, _ = yield from client_inference(client, step, key, batch.nodes, aggregation)
     joint: Tensor = hidden[places]
     return joint
 
