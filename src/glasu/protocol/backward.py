@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.inference import client_inference
-from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
+from glasu.protocol.masked import client_sealed_gradient, server_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.passes import walk_backward
 from glasu.protocol.requests import Scatter, Script
@@ -59,14 +59,14 @@ def client_joint_round(client: Client, batch: Batch, aggregation: Aggregation) -
         loss, gradient = client.learner.loss_and_gradient(step, joint, batch)
         losses = [check_loss(client, loss, batch.round)]
 
-    def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
+    def receive_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         share, sent = yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         if later_steps:
             constants[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
 
-    yield from walk_backward(client, step, gradient, exchange_gradient)
+    yield from walk_backward(client, step, gradient, receive_share)
     others = Others(aggregation, parts, constants=constants)
     for _ in later_steps:
         step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
@@ -83,9 +83,10 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
+    width = client.config.model.hidden
     if client.release.sums.hiding is None or client.identity.owner is None or not is_last:
-        return (yield from share_gradient(client, key, gradient, nodes))
-    found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
+        return (yield from exchange_gradient(client, key, gradient, nodes, width))
+    found, sent = yield from client_sealed_gradient(client, key, gradient, nodes, width)
     client.release.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
 
@@ -98,8 +99,8 @@ def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple
     return [check_loss(client, loss, batch.round)], gradient
 
 
-def share_gradient(
-    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
+def exchange_gradient(
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, width: int
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient, if there is one; return the server's answer, and the gradient as it was sent.
 
@@ -108,11 +109,10 @@ def share_gradient(
         key: the key of the exchange.
         gradient: the gradient; None at a client that has none.
         nodes: the nodes of the rows.
-        widening: the width of the answer, in multiples of the width of a partial.
+        width: the number of columns of the answer.
     """
     sent = None if gradient is None else client.release_tensor(GRADIENT, gradient, key, nodes)
-    shape = len(nodes), client.config.model.hidden * widening
-    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
+    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, (len(nodes), width))), sent
 
 
 def server_backward(

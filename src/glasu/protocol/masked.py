@@ -50,7 +50,7 @@ def name_verdict_protection(identity: Identity) -> str:
     return PROOF_PROTECTION if identity.owner is None else "sealed"
 
 
-def share_sealed_gradient(
+def client_sealed_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, columns: int
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Client column: the label owner encrypts its gradient for the other clients; return the decoded gradient.
@@ -106,7 +106,7 @@ def share_sealed_gradient(
 
 
 def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column of `share_sealed_gradient`."""
+    """Server column of `client_sealed_gradient`."""
     owner = server.identity.owner
     assert owner is not None
     for chunk in range(len(split_rows(num_rows, server.config.wire.chunk_rows))):

@@ -29,7 +29,7 @@ class Others:
     gradient: Tensor | None = None  # G, at a client without labels
     constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}; with exact gradients, these replace G
 
-    def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
+    def find_share(self, layer: int, gradient: Tensor | None) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient of the client's own objective at H_m[l+1], or None."""
         if gradient is None:
             return self.constants[layer]
@@ -63,7 +63,7 @@ def local_update(
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
         if others is not None:
-            return others.share_gradient(layer, gradient)
+            return others.find_share(layer, gradient)
         assert gradient is not None  # a client without labels is never alone
         return gradient
 
