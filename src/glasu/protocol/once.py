@@ -21,6 +21,7 @@ exchange of every attempt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -47,15 +48,15 @@ Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last roun
 
 
 def client_lower_stage(client: Client, train: Train) -> Script[None]:
-    """Train the lower stage, unless it is complete. A client without stages trains to the end.
+    """Train the lower stage, unless it is complete.
 
     If the aggregation is a mean, the classifiers of all parties are equal, and no step changes them.
     """
     if client.progress.lower:
         return
-    if client.stages is not None and client.learner.aggregation.is_mean:
-        client.learner.fixed = client.learner.classifier_weights()
-    yield from train(client)
+    learner = client.learner
+    with learner.fix_classifier() if learner.aggregation.is_mean else nullcontext():
+        yield from train(client)
 
 
 def client_aggregate(client: Client) -> Script[None]:

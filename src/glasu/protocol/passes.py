@@ -56,4 +56,4 @@ def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Sh
         assert gradient is not None
         gradient = step.backward_layer(layer, gradient)
     step.backward_encoder(gradient)
-    client.learner.optimizer.step(step.pending)
+    client.learner.take_step(step.pending)

@@ -79,8 +79,6 @@ def local_update(
         value = sum((constant * step.partials[layer]).sum().item() for layer, constant in others.constants.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
-    if learner.fixed:
-        learner.set_weights(learner.fixed)
     return value
 
 

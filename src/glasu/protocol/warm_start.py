@@ -62,21 +62,21 @@ def take_warm_steps(client: Client) -> Script[None]:
     progress, train, learner = client.progress, client.config.train, client.learner
     if progress.warm_steps >= train.warm_start:
         return
-    examples, fixed = client.data.training_examples(), learner.classifier_weights()
+    examples = client.data.training_examples()
     learner.set_learning_rate(0)
-    for index in range(progress.warm_steps, train.warm_start):
-        rounds = [index - train.warm_start]
-        (sample,) = yield from client_sampling(client, rounds, draw_batches(client, examples, rounds), alone=True)
-        with client.watch.measure("sampling"):
-            batch = learner.gather(sample)
-        loss = yield from local_update(client, batch, learner.step(batch, 0), None)
-        learner.set_weights(fixed)
-        progress.warm_steps = index + 1
-        if progress.warm_steps == train.warm_start:
-            learner.optimizer.restore({})
-        if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # in a race, save only after rounds
-            yield Save(client.state)
-        yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
+    with learner.fix_classifier():
+        for index in range(progress.warm_steps, train.warm_start):
+            rounds = [index - train.warm_start]
+            (sample,) = yield from client_sampling(client, rounds, draw_batches(client, examples, rounds), alone=True)
+            with client.watch.measure("sampling"):
+                batch = learner.gather(sample)
+            loss = yield from local_update(client, batch, learner.step(batch, 0), None)
+            progress.warm_steps = index + 1
+            if progress.warm_steps == train.warm_start:
+                learner.optimizer.restore({})
+            if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # a race saves only after rounds
+                yield Save(client.state)
+            yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
 
 
 def is_warm_save_due(train: TrainConfig, steps_done: int) -> bool:
