@@ -13,6 +13,7 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.evaluation import client_selection, server_selection
 from glasu.protocol.messages import Losses
 from glasu.protocol.requests import Receive, RoundDone, Save, Script, Send
+from glasu.protocol.scoring import Scoring
 from glasu.wire.message_key import Phase
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def client_round_end(client: Client, round_index: int, losses: Sequence[float]) 
         progress.losses += (loss,)
     progress.round = round_index + 1
     if is_evaluation_due(client.config, progress):
-        yield from client_selection(client, loss)
+        yield from client_selection(client, Scoring.of_joint_model(client), loss)
     if is_save_due(client.config.train, progress):
         yield Save(client.state)
     yield RoundDone(round_index, loss, client.name)
@@ -47,7 +48,7 @@ def server_round_end(server: Server, round_index: int) -> Script[None]:
         progress.losses += (loss,)
     progress.round = round_index + 1
     if is_evaluation_due(server.config, progress):
-        yield from server_selection(server, loss)
+        yield from server_selection(server, Scoring.of_joint_model(server), loss)
     if is_save_due(server.config.train, progress):
         yield Save(server.state)
     yield RoundDone(round_index, loss)

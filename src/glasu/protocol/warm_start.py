@@ -19,6 +19,7 @@ from glasu.data.methods import evaluates_once
 from glasu.protocol.evaluation import client_selection, server_selection
 from glasu.protocol.requests import Save, Script, WarmStepDone
 from glasu.protocol.sampling import client_sampling, draw_batches
+from glasu.protocol.scoring import Scoring
 from glasu.protocol.update import local_update
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def client_warm_start(client: Client) -> Script[None]:
     yield from take_warm_steps(client)
     if evaluates_once(client.config):
         return
-    yield from client_selection(client, None, ensemble=True)
+    yield from client_selection(client, Scoring.of_ensemble(client))
     if not progress.stopped:
-        yield from client_selection(client, None)
+        yield from client_selection(client, Scoring.of_joint_model(client))
 
 
 def server_warm_start(server: Server) -> Script[None]:
@@ -45,9 +46,9 @@ def server_warm_start(server: Server) -> Script[None]:
     progress = server.progress
     if not server.config.train.warm_start or progress.round or progress.stopped or evaluates_once(server.config):
         return
-    yield from server_selection(server, None, ensemble=True)
+    yield from server_selection(server, Scoring.of_ensemble(server))
     if not progress.stopped:
-        yield from server_selection(server, None)
+        yield from server_selection(server, Scoring.of_joint_model(server))
 
 
 def draw_common_classifier(client: Client) -> None:
