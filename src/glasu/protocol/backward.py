@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glasu.protocol.chunks import Chunk, PendingBatch, exchange_rows, receive_chunk
+from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.inference import client_inference
-from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
+from glasu.protocol.masked import client_sealed_gradient, server_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
+from glasu.protocol.passes import walk_backward
 from glasu.protocol.requests import Scatter, Script
-from glasu.protocol.update import Others, check_loss, local_update, walk_backward
+from glasu.protocol.update import Others, check_loss, local_update
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import GRADIENT
 
@@ -36,15 +37,12 @@ if TYPE_CHECKING:
     from glasu.protocol.server import Server
 
 
-def client_joint_round(
-    client: Client, batch: Batch, upcoming: PendingBatch | None, aggregation: Aggregation
-) -> Script[list[float]]:
+def client_joint_round(client: Client, batch: Batch, aggregation: Aggregation) -> Script[list[float]]:
     """Client column: JointInference, a backward pass with one exchange per aggregation layer, then later local steps.
 
     Args:
         client: the client.
         batch: the round's blocks, features and labels.
-        upcoming: the batch of the next round, if its sample is known.
         aggregation: the aggregation over the clients that are present in the round.
 
     Returns:
@@ -52,11 +50,8 @@ def client_joint_round(
     """
     key, later_steps = client.identity.key(Phase.TRAINING, batch.round), range(1, client.config.train.num_local_steps)
     step = client.learner.step(batch, 0)
-    joint, exchanged = yield from client_inference(client, step, key, batch.nodes, upcoming)
-    parts: dict[int, Tensor] = {}  # {l+1: H_{-m}[l+1]}
+    joint, parts = yield from client_inference(client, step, key, batch.nodes, aggregation)
     constants: dict[int, Tensor] = {}  # {l: C_m[l]}
-    if later_steps:
-        parts = {layer: aggregation.extract_others(each, sent.value) for layer, (each, sent) in exchanged.items()}
     step.begin_backward()
     losses: list[float] = []
     gradient: Tensor | None = None
@@ -64,14 +59,14 @@ def client_joint_round(
         loss, gradient = client.learner.loss_and_gradient(step, joint, batch)
         losses = [check_loss(client, loss, batch.round)]
 
-    def exchange_gradient(layer: int, gradient: Tensor | None) -> Script[Tensor]:
+    def receive_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         own = client.identity.key(Phase.BACKWARD, batch.round, layer)
         share, sent = yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
         if later_steps:
             constants[layer] = share if sent is None else share - aggregation.own_gradient(sent.value)
         return share
 
-    yield from walk_backward(client, step, gradient, exchange_gradient)
+    yield from walk_backward(client, step, gradient, receive_share)
     others = Others(aggregation, parts, constants=constants)
     for _ in later_steps:
         step = client.learner.step(batch, 0)  # C_m[l] was computed with the dropout masks of step 0
@@ -88,24 +83,12 @@ def exchange_share(
     clients.
     """
     is_last = key.layer == client.config.model.aggregation_layers[-1]
+    width = client.config.model.hidden
     if client.release.sums.hiding is None or client.identity.owner is None or not is_last:
-        return (yield from share_gradient(client, key, gradient, nodes))
-    found, sent = yield from share_sealed_gradient(client, key, gradient, nodes, client.config.model.hidden)
+        return (yield from exchange_gradient(client, key, gradient, nodes, width))
+    found, sent = yield from client_sealed_gradient(client, key, gradient, nodes, width)
     client.release.update_ranges(key, found)
     return aggregation.own_gradient(found), sent
-
-
-def await_backward(client: Client, batch: Batch, joint: Tensor, aggregation: Aggregation) -> Script[list[float]]:
-    """Client column of an absent client: take no step. A label owner still sends its gradient at H[L]."""
-    losses: list[float] = []
-    gradient: Tensor | None = None
-    if client.identity.owner is not None:
-        losses, gradient = compute_owner_gradient(client, batch, joint)
-    for layer in reversed(client.config.model.aggregation_layers):
-        own = client.identity.key(Phase.BACKWARD, batch.round, layer)
-        yield from exchange_share(client, own, gradient, batch.nodes[layer + 1], aggregation)
-        gradient = None
-    return losses
 
 
 def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple[list[float], Tensor | None]:
@@ -116,8 +99,8 @@ def compute_owner_gradient(client: Client, batch: Batch, joint: Tensor) -> tuple
     return [check_loss(client, loss, batch.round)], gradient
 
 
-def share_gradient(
-    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, widening: int = 1
+def exchange_gradient(
+    client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, width: int
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Send a gradient, if there is one; return the server's answer, and the gradient as it was sent.
 
@@ -126,11 +109,10 @@ def share_gradient(
         key: the key of the exchange.
         gradient: the gradient; None at a client that has none.
         nodes: the nodes of the rows.
-        widening: the width of the answer, in multiples of the width of a partial.
+        width: the number of columns of the answer.
     """
     sent = None if gradient is None else client.release_tensor(GRADIENT, gradient, key, nodes)
-    shape = len(nodes), client.config.model.hidden * widening
-    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, shape)), sent
+    return (yield from exchange_rows(client, key, (Gradient, JointGradient), sent, (len(nodes), width))), sent
 
 
 def server_backward(

@@ -26,31 +26,14 @@ from glasu.wire.message_key import Key
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.model.sampler import Sample
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
-    from glasu.protocol.learner import Batch
     from glasu.protocol.server import Server
 
 
 def split_rows(num_rows: int, chunk_rows: int) -> list[slice]:
     """Divide rows into chunks. The last chunk has fewer than `chunk_rows` rows, perhaps none."""
     return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows + 1, chunk_rows)]
-
-
-class PendingBatch:
-    """A sample whose batch is gathered once: at the start of its round, or while the round before awaits an answer."""
-
-    def __init__(self, client: Client, sample: Sample) -> None:
-        self.client, self.sample = client, sample
-        self._batch: Batch | None = None
-
-    def gather(self) -> Batch:
-        """Return the batch; gather it on the first call."""
-        if self._batch is None:
-            with self.client.watch.measure("sampling"):
-                self._batch = self.client.learner.gather(self.sample)
-        return self._batch
 
 
 def exchange_rows(
@@ -60,7 +43,6 @@ def exchange_rows(
     sent: Sent | None,
     shape: tuple[int, int | None],
     *,
-    upcoming: PendingBatch | None = None,
     requested: NDArray[np.bool_] | None = None,
 ) -> Script[Tensor]:
     """Client: send a released tensor chunk by chunk, and return the server's answer.
@@ -71,7 +53,6 @@ def exchange_rows(
         kinds: the kind of the messages and the kind of the answers.
         sent: the released tensor; None: this client contributes nothing and waits for the answer.
         shape: the shape of the whole answer; columns are None if this client does not know their number.
-        upcoming: the batch of the next round, if its sample is known.
         requested: the rows of the answer that this client receives; None: all.
     """
     kind, answer = kinds
@@ -80,10 +61,7 @@ def exchange_rows(
     keys = [key.at(key.layer, chunk) for chunk in range(len(chunks))]
     for own, rows in zip(keys, chunks, strict=True):
         yield Send(Waiting(own) if sent is None else kind(own, sent.encoding.select_rows(sent.payload, rows)))
-    if upcoming is not None:
-        # Look-ahead: blocks and features of the next round do not depend on the answer. They are gathered while the
-        # client waits for it.
-        upcoming.gather()
+    client.look_ahead.gather_next()
     parts, columns = [], shape[1]
     for own, rows in zip(keys, chunks, strict=True):
         message = yield Receive((answer,), own)

@@ -21,6 +21,7 @@ from glasu.privacy.masking import Signer
 from glasu.privacy.release import HiddenSums, Release, Sent
 from glasu.privacy.secure_aggregation import find_secure_aggregation
 from glasu.protocol.learner import Learner, NodeData
+from glasu.protocol.look_ahead import LookAhead
 from glasu.protocol.party_keys import PartyKeys
 from glasu.protocol.protection import list_rules, make_protections
 from glasu.protocol.stages import Stages, divide_settings
@@ -120,6 +121,7 @@ class Client:
             private_seed=self.keys.private_seed,
             classifier_seed=self.keys.classifier_seed if config.train.warm_start else None,
         )
+        self.look_ahead = LookAhead(self.learner, self.watch)
 
     def adopt_candidate(self) -> None:
         """Switch to the settings of the current candidate in `progress.race`, and start with initial weights."""
@@ -165,6 +167,7 @@ class Client:
         if state.config_digest != self.requested.digest():
             raise ConfigError("the saved state belongs to a run with other settings; start over.")
         self.progress = dataclasses.replace(state.progress)
+        self.look_ahead.clear()  # the next round of an interrupted attempt
         self.adopt_candidate()
         if self.stages is not None:
             self.begin(self.stages.lower, self.stages.data)

@@ -32,6 +32,7 @@ from glasu.protocol.prediction import client_scores
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Evaluated, Receive, Script, Send
 from glasu.protocol.sampling import unite
+from glasu.protocol.scoring import Scoring
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -53,18 +54,19 @@ def client_combination(client: Client) -> Script[dict[str, float]]:
     yield from client_key_agreement(client)
     client.learner.model.load_state_dict(client.progress.best_weights)
     key = client.identity.key(Phase.EVALUATION, client.config.train.num_rounds + 1)
-    prediction = client.identity.key(Phase.PREDICTION, client.identity.find_round(key))  # this phase uses every edge
+    # In the phase PREDICTION, the scores are computed with every edge.
+    exact = Scoring(client.identity.key(Phase.PREDICTION, client.identity.find_round(key)))
     if find_method(client.requested).smooths:
         nodes = yield from _client_nodes(client, key)
         rows = np.concatenate(list(nodes.values()))
-        own = yield from client_scores(client, prediction, Targets.of_nodes(np.arange(client.data.num_nodes)))
+        own = yield from client_scores(client, exact, Targets.of_nodes(np.arange(client.data.num_nodes)))
         mean = yield from client_average_all(client, key, own)
         own = None if own is None else own[rows]
         alpha = client.progress.alpha = yield from _client_alpha(client, key, mean, nodes["validation"])
         joint = yield from client_average_propagated(client, key, mean, alpha, rows)
     else:  # every party has labels
         targets = client.data.find_targets(np.concatenate(list(_list_examples(client).values())))
-        own = yield from client_scores(client, prediction, targets)
+        own = yield from client_scores(client, exact, targets)
         joint = yield from client_average(client, key.at(client.config.model.num_layers), own, targets.examples)
     return (yield from _client_metrics(client, key, own, joint))
 

@@ -29,8 +29,9 @@ from glasu.protocol.requests import (
     Timed,
 )
 from glasu.protocol.sampling import adopt_owner_sets, owner_leads, unite
+from glasu.protocol.scoring import TEST, VALIDATION, Scoring
 from glasu.protocol.state import DIVERGED
-from glasu.wire.message_key import Key, Phase
+from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
-METRICS_LAYER = -2  # used as `layer` in the keys of metrics and verdicts
 COLLAPSED, SOUND = 1.0, 0.0  # a flag after the test metrics: COLLAPSED if the selected model has learned nothing
 
 
@@ -50,14 +50,10 @@ class ClientEvaluation(NamedTuple):
     verdict: Verdict | None  # the server's verdict; None if the clients decide
 
 
-def client_selection(client: Client, loss: float | None, *, ensemble: bool = False) -> Script[None]:
-    """Client column: evaluate on validation nodes; keep the weights if they are the best so far.
-
-    With `ensemble`, the mean of the scores that the clients compute alone is evaluated instead of the joint model.
-    """
-    progress, task, round_index = client.progress, client.learner.task, _find_key_round(client, ensemble)
-    evaluation = client_evaluation(client, round_index, ensemble=ensemble)
-    metrics, is_collapsed, verdict = yield Timed(evaluation, "evaluation")
+def client_selection(client: Client, scoring: Scoring, loss: float | None = None) -> Script[None]:
+    """Client column: evaluate a model on validation nodes; keep the weights if they are the best so far."""
+    progress, task = client.progress, client.learner.task
+    metrics, is_collapsed, verdict = yield Timed(client_evaluation(client, scoring), "evaluation")
     if verdict is not None:
         improved, progress.stopped = verdict.improved, verdict.stop
     else:
@@ -65,26 +61,14 @@ def client_selection(client: Client, loss: float | None, *, ensemble: bool = Fal
         if client.has_labels:
             improved, last = progress.judge(task.selection_score(metrics), client.config.train)
         if not client.is_alone:
-            key = client.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-            best = ensemble if improved else progress.ensemble
-            improved, progress.stopped = yield from client_decision(
-                client, key, metrics, improved=improved, stop=progress.stopped, ensemble=best
-            )
+            improved, progress.stopped = yield from client_decision(client, scoring, metrics, improved=improved)
         if client.has_labels:
             party = client.name if client.is_alone else None
-            found = progress.position, "validation", metrics, task.selected_by, loss, improved, party, last
-            yield Evaluated(*found, ensemble=ensemble)
+            found = progress.position, VALIDATION, metrics, task.selected_by, loss, improved, party, last
+            yield Evaluated(*found, ensemble=scoring.ensemble)
     if improved:
-        progress.best_weights, progress.ensemble = client.learner.weights(), ensemble
+        progress.best_weights, progress.ensemble = client.learner.weights(), scoring.ensemble
         progress.best_is_collapsed = is_collapsed
-
-
-def _find_key_round(role: Client | Server, ensemble: bool) -> int:
-    """Return the `round` in the keys of an evaluation on validation nodes.
-
-    For the ensemble, it is T+2 because smaller numbers have other uses.
-    """
-    return role.config.train.num_rounds + 2 if ensemble else role.progress.round
 
 
 def client_test(client: Client) -> Script[dict[str, float]]:
@@ -94,15 +78,14 @@ def client_test(client: Client) -> Script[dict[str, float]]:
     can_propagate = client.has_labels and client.party.graph.num_edges > 0 and client.learner.task.examples_are_nodes
     if client.is_alone and can_propagate and not find_method(client.requested).one_party:
         propagated = propagate_labels(client)
-    progress, round_index = client.progress, client.config.train.num_rounds + 1
-    evaluation = client_evaluation(client, round_index, is_test=True, ensemble=progress.ensemble)
-    metrics, _, verdict = yield Timed(evaluation, "evaluation")
+    progress = client.progress
+    metrics, _, verdict = yield Timed(client_evaluation(client, Scoring.of_test(client)), "evaluation")
     if progress.best_is_collapsed:
         yield Collapsed(client.name if client.is_alone else None)
     if verdict is None and client.has_labels:
         best, selected_by = progress.selection.best_round, client.learner.task.selected_by
         party = client.name if client.is_alone else None
-        yield Evaluated(best, "test", metrics, selected_by, party=party, ensemble=progress.ensemble)
+        yield Evaluated(best, TEST, metrics, selected_by, party=party, ensemble=progress.ensemble)
     if propagated is not None:
         yield score_propagation(client, *propagated)
     return dict(metrics)
@@ -113,34 +96,25 @@ def client_subsets(client: Client) -> Script[None]:
     examples = client.data.validation_examples()
     targets = client.data.find_targets(examples)
     for index, present in enumerate(list_subsets(client.config, client.identity)):
-        key = _make_subset_key(client, index)
+        scoring = Scoring.of_subset(client, index, present)
         if client.identity.owner is not None:
-            targets = yield from agree_on_targets(client, key, targets)
-        ensemble = client.progress.ensemble
-        predicted = yield from client_prediction(client, key, targets, present=present, ensemble=ensemble)
+            targets = yield from agree_on_targets(client, scoring.key, targets)
+        predicted = yield from client_prediction(client, scoring, targets)
         found = evaluate(client, predicted, examples)[0] if client.has_labels else {}
         if found:
             names = tuple(client.identity.names[each] for each in present)
             client.progress.subsets = {**client.progress.subsets, names: found}
-        key = key.at(METRICS_LAYER)
+        key = scoring.metrics_key
         yield Send(Metrics(key, client.release.numbers("metrics", list(found.values()), key)))
 
 
 def server_subsets(server: Server) -> Script[None]:
     """Server column of `client_subsets`."""
     for index, present in enumerate(list_subsets(server.config, server.identity)):
-        key, num_nodes = _make_subset_key(server, index), server.sizes.num_validation
-        if server.identity.owner is not None:
-            _, (nodes,) = yield from unite(server, key, 1)
-            num_nodes = len(nodes)
-        yield from server_prediction(server, key, num_nodes, present=present, ensemble=server.progress.ensemble)
-        metrics = compare_metrics(server, (yield Receive((Metrics,), key.at(METRICS_LAYER))))
+        scoring = Scoring.of_subset(server, index, present)
+        yield from _server_scores(server, scoring)
+        metrics = compare_metrics(server, (yield Receive((Metrics,), scoring.metrics_key)))
         yield SubsetScored(tuple(server.roster[each] for each in present), metrics)
-
-
-def _make_subset_key(role: Client | Server, index: int) -> Key:
-    """Return the key of the inference with a subset. In the phase PREDICTION, an inference uses every edge."""
-    return role.identity.key(Phase.PREDICTION, role.config.train.num_rounds + 2 + index)
 
 
 def propagate_labels(client: Client) -> tuple[ScoreRows, dict[str, float]]:
@@ -172,20 +146,18 @@ def score_propagation(client: Client, scores: ScoreRows, validation: dict[str, f
     return Propagated(client.name, {"validation": validation, "test": test}, is_better)
 
 
-def client_evaluation(
-    client: Client, round_index: int, *, is_test: bool = False, ensemble: bool = False
-) -> Script[ClientEvaluation]:
+def client_evaluation(client: Client, scoring: Scoring) -> Script[ClientEvaluation]:
     """Client column: score the model on a split. If the server gets metrics, it decides whether this model is best."""
-    key = client.identity.key(Phase.EVALUATION, round_index)
+    is_test = scoring.split == TEST
     examples = client.data.test_examples() if is_test else client.data.validation_examples()
     targets = client.data.find_targets(examples)
     if owner_leads(client.config):
-        targets = yield from agree_on_targets(client, key, targets)
+        targets = yield from agree_on_targets(client, scoring.key, targets)
     if client.is_alone:  # also if the parties average predictions after training
-        own = yield from client_scores(client, key, targets)
+        own = yield from client_scores(client, scoring, targets)
         predictions = None if own is None else client.learner.task.convert_scores(own)
     else:
-        predictions = yield from client_prediction(client, key, targets, ensemble=ensemble)
+        predictions = yield from client_prediction(client, scoring, targets)
     found: dict[str, float] = {}
     is_collapsed = False
     if client.has_labels:
@@ -193,7 +165,7 @@ def client_evaluation(
         found, is_collapsed = evaluate(client, predictions, examples)
     if client.is_alone or keeps_scores(client.config):
         return ClientEvaluation(found, is_collapsed, None)
-    key, values = key.at(METRICS_LAYER), [DIVERGED] if client.progress.diverged else list(found.values())
+    key, values = scoring.metrics_key, [DIVERGED] if client.progress.diverged else list(found.values())
     if is_test and client.has_labels:
         values.append(COLLAPSED if client.progress.best_is_collapsed else SOUND)
     yield Send(Metrics(key, client.release.numbers("metrics", values, key)))
@@ -231,13 +203,12 @@ def evaluate(client: Client, predictions: ScoreRows, examples: NodeSet) -> tuple
     return metrics, task.is_collapsed(metrics, labels, client.party.classes)
 
 
-def server_selection(server: Server, loss: float | None, *, ensemble: bool = False) -> Script[None]:
-    """Server column: evaluate on validation nodes, and broadcast whether the model is the best so far."""
-    progress, task, round_index = server.progress, server.task, _find_key_round(server, ensemble)
-    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    metrics = yield from server_evaluation(server, round_index, server.sizes.num_validation, ensemble=ensemble)
+def server_selection(server: Server, scoring: Scoring, loss: float | None = None) -> Script[None]:
+    """Server column: evaluate a model on validation nodes, and broadcast whether it is the best so far."""
+    progress, task = server.progress, server.task
+    metrics = yield from server_evaluation(server, scoring)
     if keeps_scores(server.config):
-        decision = yield from server_decision(server, key)
+        decision = yield from server_decision(server, scoring.metrics_key)
         progress.stopped, progress.ensemble = decision.stop, decision.ensemble
         return
     improved = False
@@ -247,46 +218,37 @@ def server_selection(server: Server, loss: float | None, *, ensemble: bool = Fal
     else:
         improved, last = progress.judge(task.selection_score(metrics), server.config.train)
         if improved:
-            progress.ensemble = ensemble
-        found = progress.round, "validation", metrics, task.selected_by, loss, improved
-        yield Evaluated(*found, last=last, ensemble=ensemble)
-    yield Broadcast(Verdict(key, improved=improved, stop=progress.stopped))
+            progress.ensemble = scoring.ensemble
+        found = progress.round, VALIDATION, metrics, task.selected_by, loss, improved
+        yield Evaluated(*found, last=last, ensemble=scoring.ensemble)
+    yield Broadcast(Verdict(scoring.metrics_key, improved=improved, stop=progress.stopped))
 
 
 def server_test(server: Server) -> Script[None]:
     """Server column: serve the test of the selected model."""
-    round_index, progress = server.config.train.num_rounds + 1, server.progress
-    metrics = yield from server_evaluation(
-        server, round_index, server.sizes.num_test, is_test=True, ensemble=progress.ensemble
-    )
+    scoring, progress = Scoring.of_test(server), server.progress
+    metrics = yield from server_evaluation(server, scoring)
     if keeps_scores(server.config):
         return
     best, selected_by = progress.selection.best_round, server.task.selected_by
-    yield Evaluated(best, "test", metrics, selected_by, ensemble=progress.ensemble)
-    key = server.identity.key(Phase.EVALUATION, round_index, METRICS_LAYER)
-    yield Broadcast(Verdict(key, improved=False, stop=True))
+    yield Evaluated(best, TEST, metrics, selected_by, ensemble=scoring.ensemble)
+    yield Broadcast(Verdict(scoring.metrics_key, improved=False, stop=True))
 
 
-def server_evaluation(
-    server: Server, round_index: int, num_nodes: int, *, is_test: bool = False, ensemble: bool = False
-) -> Script[dict[str, float]]:
+def server_evaluation(server: Server, scoring: Scoring) -> Script[dict[str, float]]:
     """Server column: aggregate; return the metrics, or {} if parties do not send them. The caller sends the verdict.
 
     In a race, a client can report that the candidate diverged; the result is then {}. With the metrics of the test, a
     client with labels also reports whether the selected model has learned nothing.
     """
-    key = server.identity.key(Phase.EVALUATION, round_index)
-    if server.identity.owner is not None:
-        _, (nodes,) = yield from unite(server, key, 1)
-        num_nodes = len(nodes)
-    yield from server_prediction(server, key, num_nodes, ensemble=ensemble)
+    yield from _server_scores(server, scoring)
     if keeps_scores(server.config):
         return {}
-    found = yield Receive((Metrics,), key.at(METRICS_LAYER))
+    found = yield Receive((Metrics,), scoring.metrics_key)
     if server.progress.is_racing and any(message.values.tolist() == [DIVERGED] for message in found):
         server.progress.diverged = True
         return {}
-    if is_test:
+    if scoring.split == TEST:
         count = len(server.task.metrics)
         flags = [message.values[count:].tolist() for message in found]
         for client, (message, flag) in enumerate(zip(found, flags, strict=True)):
@@ -296,6 +258,15 @@ def server_evaluation(
             yield Collapsed()
         found = [Metrics(each.key, each.values[:count]) for each in found]
     return compare_metrics(server, found)
+
+
+def _server_scores(server: Server, scoring: Scoring) -> Script[None]:
+    """Serve the scores of a split. The label owner, if there is one, first sends the nodes to the other clients."""
+    num_examples = server.sizes.num_test if scoring.split == TEST else server.sizes.num_validation
+    if server.identity.owner is not None:
+        _, (nodes,) = yield from unite(server, scoring.key, 1)
+        num_examples = len(nodes)
+    yield from server_prediction(server, scoring, num_examples)
 
 
 def compare_metrics(server: Server, messages: Sequence[Metrics]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from glasu.protocol.evaluation import measure
 from glasu.protocol.once import client_once_scores, leave_stages, server_once_scores
 from glasu.protocol.prediction import client_scores, server_prediction
 from glasu.protocol.requests import Evaluated, Script
+from glasu.protocol.scoring import Scoring
 from glasu.wire.message_key import Key, Phase
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def client_final_test(client: Client) -> Script[dict[str, float]]:
     else:
         client.progress.best_weights = client.learner.weights()
         key = _make_final_key(client, client.config)
-        scores = yield from client_scores(client, key, targets)
+        scores = yield from client_scores(client, Scoring(key), targets)
         assert scores is not None  # all clients have labels
         own = scores
         joint = yield from client_average(client, key.at(client.config.model.num_layers), own, targets.examples)
@@ -56,7 +57,7 @@ def server_final_test(server: Server) -> Script[None]:
     if server.config.train.releases_once:
         yield from server_once_scores(server, key.at(server.config.model.num_layers), num_rows)
     else:
-        yield from server_prediction(server, key, num_rows)
+        yield from server_prediction(server, Scoring(key), num_rows)
 
 
 def _make_final_key(role: Client | Server, config: RunConfig) -> Key:

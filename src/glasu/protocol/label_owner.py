@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glasu.protocol.backward import compute_owner_gradient, share_gradient
+from glasu.protocol.backward import compute_owner_gradient, exchange_gradient
 from glasu.protocol.chunks import Chunk, receive_chunk
-from glasu.protocol.masked import server_sealed_gradient, share_sealed_gradient
+from glasu.protocol.masked import client_sealed_gradient, server_sealed_gradient
 from glasu.protocol.messages import Gradient, JointGradient
 from glasu.protocol.requests import Broadcast, Script
 from glasu.wire.message_key import Key, Phase
@@ -32,10 +32,8 @@ def client_gradient(client: Client, batch: Batch, joint: Tensor) -> Script[tuple
     """
     key = client.identity.key(Phase.BACKWARD, batch.round, client.config.model.num_layers)
     losses, own = compute_owner_gradient(client, batch, joint)
-    if client.release.sums.hiding is not None:
-        gradient, _ = yield from share_sealed_gradient(client, key, own, batch.nodes[-1], joint.shape[1])
-    else:
-        gradient, _ = yield from share_gradient(client, key, own, batch.nodes[-1], client.learner.aggregation.widening)
+    exchange = exchange_gradient if client.release.sums.hiding is None else client_sealed_gradient
+    gradient, _ = yield from exchange(client, key, own, batch.nodes[-1], joint.shape[1])
     return losses, gradient
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -198,7 +199,7 @@ class Learner:
         self.steps = Steps(self.model, self.optimizer)
         self.sampler = find_sampler(config.train)(config, data.party.graph, index)
         self.sampler.private_seed = self.private_seed
-        self.fixed: Mapping[str, Tensor] = {}  # weights that no step changes
+        self._fixed: Mapping[str, Tensor] = {}  # weights that no step changes
 
     @property
     def task(self) -> Task:
@@ -264,11 +265,26 @@ class Learner:
         own = ("head.", "classifier.", f"norms.{self.config.model.num_layers - 1}.")
         return {name: tensor for name, tensor in self.weights().items() if name.startswith(own)}
 
-    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite some of the weights."""
-        found = self._find_weights()
-        for name, tensor in weights.items():
-            found[name].copy_(tensor)
+    @contextmanager
+    def fix_classifier(self) -> Iterator[None]:
+        """Keep the weights of the classifier constant. The steps inside this context change only the other weights."""
+        self._fixed = self.classifier_weights()
+        try:
+            yield
+        finally:
+            self._fixed = {}
+
+    def take_step(self, pending: Sequence[slice]) -> None:
+        """Update the weights after a backward pass, and restore the fixed weights.
+
+        Args:
+            pending: the parts of the weight vector that the backward pass has not updated (`Step.pending`).
+        """
+        self.optimizer.step(pending)
+        if self._fixed:  # the backward pass of plain SGD has changed them, too
+            found = self._find_weights()
+            for name, tensor in self._fixed.items():
+                found[name].copy_(tensor)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from glasu.model.blocks import NodeSet
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
+    from glasu.protocol.scoring import Scoring
     from glasu.protocol.server import Server
     from glasu.protocol.state import Identity
 
@@ -50,7 +51,7 @@ def name_verdict_protection(identity: Identity) -> str:
     return PROOF_PROTECTION if identity.owner is None else "sealed"
 
 
-def share_sealed_gradient(
+def client_sealed_gradient(
     client: Client, key: Key, gradient: Tensor | None, nodes: NodeSet, columns: int
 ) -> Script[tuple[Tensor, Sent | None]]:
     """Client column: the label owner encrypts its gradient for the other clients; return the decoded gradient.
@@ -106,7 +107,7 @@ def share_sealed_gradient(
 
 
 def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[None]:
-    """Server column of `share_sealed_gradient`."""
+    """Server column of `client_sealed_gradient`."""
     owner = server.identity.owner
     assert owner is not None
     for chunk in range(len(split_rows(num_rows, server.config.wire.chunk_rows))):
@@ -114,7 +115,7 @@ def server_sealed_gradient(server: Server, key: Key, num_rows: int) -> Script[No
 
 
 def client_decision(
-    client: Client, key: Key, metrics: Mapping[str, float], *, improved: bool, stop: bool, ensemble: bool
+    client: Client, scoring: Scoring, metrics: Mapping[str, float], *, improved: bool
 ) -> Script[tuple[bool, bool]]:
     """Client column: send the server the decision; return whether the model is the best so far, and whether to stop.
 
@@ -123,12 +124,12 @@ def client_decision(
 
     Args:
         client: the client.
-        key: the key of the exchange.
+        scoring: the evaluation.
         metrics: the metrics of this evaluation; empty at a client without labels.
         improved: whether the model is the best so far, as this client judges; ignored at a client without labels.
-        stop: whether training stops, as this client judges; ignored at a client without labels.
-        ensemble: whether the best model is now the warm ensemble.
     """
+    key, stop = scoring.metrics_key, client.progress.stopped
+    ensemble = scoring.ensemble if improved else client.progress.ensemble
     hiding, owner, proof = client.release.sums.hiding, client.identity.owner, b""
     assert hiding is not None
     unseal = None if owner is None else hiding.prepare_unsealing(owner)

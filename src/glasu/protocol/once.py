@@ -21,6 +21,7 @@ exchange of every attempt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -28,8 +29,9 @@ import numpy as np
 from glasu.config import RunConfig
 from glasu.protocol.averaging import client_average, server_average
 from glasu.protocol.chunks import exchange_rows
-from glasu.protocol.inference import server_inference, walk_forward
+from glasu.protocol.inference import server_inference
 from glasu.protocol.messages import Joint, Partial
+from glasu.protocol.passes import walk_forward
 from glasu.protocol.requests import Script
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import REPRESENTATION
@@ -46,15 +48,15 @@ Train: TypeAlias = "Callable[[Client], Script[None]]"  # trains to the last roun
 
 
 def client_lower_stage(client: Client, train: Train) -> Script[None]:
-    """Train the lower stage, unless it is complete. A client without stages trains to the end.
+    """Train the lower stage, unless it is complete.
 
     If the aggregation is a mean, the classifiers of all parties are equal, and no step changes them.
     """
     if client.progress.lower:
         return
-    if client.stages is not None and client.learner.aggregation.is_mean:
-        client.learner.fixed = client.learner.classifier_weights()
-    yield from train(client)
+    learner = client.learner
+    with learner.fix_classifier() if learner.aggregation.is_mean else nullcontext():
+        yield from train(client)
 
 
 def client_aggregate(client: Client) -> Script[None]:

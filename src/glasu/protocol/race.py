@@ -135,7 +135,7 @@ def _find_last_number(train: TrainConfig) -> int:
     """Return the largest round number that message keys of a candidate contain during the race.
 
     The largest number belongs to the evaluation after the last round or, after a warm start, to the evaluation of the
-    ensemble (`glasu.protocol.evaluation`).
+    ensemble (`glasu.protocol.scoring`).
     """
     return train.num_rounds + 2 if train.warm_start else count_race_rounds(train)
 

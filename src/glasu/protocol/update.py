@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from glasu.errors import TrainingError
-from glasu.protocol.inference import walk_forward
+from glasu.protocol.passes import walk_backward, walk_forward
 from glasu.protocol.requests import Script
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from glasu.model.step import Step
     from glasu.protocol.client import Client
     from glasu.protocol.learner import Batch
-
-Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +29,7 @@ class Others:
     gradient: Tensor | None = None  # G, at a client without labels
     constants: Mapping[int, Tensor] = field(default_factory=dict)  # {l: C_m[l]}; with exact gradients, these replace G
 
-    def share_gradient(self, layer: int, gradient: Tensor | None) -> Tensor:
+    def find_share(self, layer: int, gradient: Tensor | None) -> Tensor:
         """Return the gradient at H_m^+[l], given the gradient of the client's own objective at H_m[l+1], or None."""
         if gradient is None:
             return self.constants[layer]
@@ -65,7 +63,7 @@ def local_update(
     def own_share(layer: int, gradient: Tensor | None) -> Script[Tensor]:
         yield from ()
         if others is not None:
-            return others.share_gradient(layer, gradient)
+            return others.find_share(layer, gradient)
         assert gradient is not None  # a client without labels is never alone
         return gradient
 
@@ -81,8 +79,6 @@ def local_update(
         value = sum((constant * step.partials[layer]).sum().item() for layer, constant in others.constants.items())
     check_loss(client, value, batch.round)
     yield from walk_backward(client, step, gradient, own_share)
-    if learner.fixed:
-        learner.set_weights(learner.fixed)
     return value
 
 
@@ -94,22 +90,3 @@ def check_loss(client: Client, value: float, round_index: int) -> float:
             f"party {client.name!r}, {when}: the loss is {value}; training diverged. Lower train.learning_rate."
         )
     return value
-
-
-def walk_backward(client: Client, step: Step, gradient: Tensor | None, share: Share) -> Script[None]:
-    """Back-propagate from H_m[L] to the features, and update the weights. All backward passes use this function.
-
-    Args:
-        client: the client.
-        step: the step, after its forward pass.
-        gradient: the gradient at H_m[L]; None at a client without labels.
-        share: returns the gradient at H_m^+[l], given l and the gradient at H_m[l+1], for layers l that aggregate.
-    """
-    for layer in reversed(range(client.config.model.num_layers)):
-        if layer in client.config.model.aggregation_layers:
-            gradient = yield from share(layer, gradient)
-            gradient = client.release.clip_gradient(step.partials[layer], gradient)
-        assert gradient is not None
-        gradient = step.backward_layer(layer, gradient)
-    step.backward_encoder(gradient)
-    client.learner.optimizer.step(step.pending)

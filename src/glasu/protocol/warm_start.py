@@ -19,6 +19,7 @@ from glasu.data.methods import evaluates_once
 from glasu.protocol.evaluation import client_selection, server_selection
 from glasu.protocol.requests import Save, Script, WarmStepDone
 from glasu.protocol.sampling import client_sampling, draw_batches
+from glasu.protocol.scoring import Scoring
 from glasu.protocol.update import local_update
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def client_warm_start(client: Client) -> Script[None]:
     yield from take_warm_steps(client)
     if evaluates_once(client.config):
         return
-    yield from client_selection(client, None, ensemble=True)
+    yield from client_selection(client, Scoring.of_ensemble(client))
     if not progress.stopped:
-        yield from client_selection(client, None)
+        yield from client_selection(client, Scoring.of_joint_model(client))
 
 
 def server_warm_start(server: Server) -> Script[None]:
@@ -45,9 +46,9 @@ def server_warm_start(server: Server) -> Script[None]:
     progress = server.progress
     if not server.config.train.warm_start or progress.round or progress.stopped or evaluates_once(server.config):
         return
-    yield from server_selection(server, None, ensemble=True)
+    yield from server_selection(server, Scoring.of_ensemble(server))
     if not progress.stopped:
-        yield from server_selection(server, None)
+        yield from server_selection(server, Scoring.of_joint_model(server))
 
 
 def draw_common_classifier(client: Client) -> None:
@@ -62,21 +63,21 @@ def take_warm_steps(client: Client) -> Script[None]:
     progress, train, learner = client.progress, client.config.train, client.learner
     if progress.warm_steps >= train.warm_start:
         return
-    examples, fixed = client.data.training_examples(), learner.classifier_weights()
+    examples = client.data.training_examples()
     learner.set_learning_rate(0)
-    for index in range(progress.warm_steps, train.warm_start):
-        rounds = [index - train.warm_start]
-        (sample,) = yield from client_sampling(client, rounds, draw_batches(client, examples, rounds), alone=True)
-        with client.watch.measure("sampling"):
-            batch = learner.gather(sample)
-        loss = yield from local_update(client, batch, learner.step(batch, 0), None)
-        learner.set_weights(fixed)
-        progress.warm_steps = index + 1
-        if progress.warm_steps == train.warm_start:
-            learner.optimizer.restore({})
-        if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # in a race, save only after rounds
-            yield Save(client.state)
-        yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
+    with learner.fix_classifier():
+        for index in range(progress.warm_steps, train.warm_start):
+            rounds = [index - train.warm_start]
+            (sample,) = yield from client_sampling(client, rounds, draw_batches(client, examples, rounds), alone=True)
+            with client.watch.measure("sampling"):
+                batch = learner.gather(sample)
+            loss = yield from local_update(client, batch, learner.step(batch, 0), None)
+            progress.warm_steps = index + 1
+            if progress.warm_steps == train.warm_start:
+                learner.optimizer.restore({})
+            if is_warm_save_due(train, progress.warm_steps) and progress.race is None:  # a race saves only after rounds
+                yield Save(client.state)
+            yield WarmStepDone(progress.warm_steps, train.warm_start, loss, client.name)
 
 
 def is_warm_save_due(train: TrainConfig, steps_done: int) -> bool:

@@ -41,6 +41,7 @@ from glasu.protocol.key_agreement import client_key_agreement, server_key_agreem
 from glasu.protocol.prediction import check_predicts_nodes, client_prediction, server_prediction
 from glasu.protocol.presence import check_present
 from glasu.protocol.requests import Script
+from glasu.protocol.scoring import Scoring
 from glasu.protocol.server import Server
 from glasu.records import Sections, parse_toml, read_record, to_plain
 from glasu.registry import Extension, require_extensions
@@ -52,7 +53,6 @@ from glasu.runtime.policy_file import PolicyFile
 from glasu.runtime.simulation import check_party_list, derive_run, make_clients, make_server
 from glasu.runtime.telemetry import TrafficCounter
 from glasu.timing import Stopwatch
-from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import REPRESENTATION
 
 MODEL_SCHEMA: Literal[2] = 2
@@ -191,8 +191,7 @@ class TrainedModel:
             if has_server(self.config):
                 server = make_server(self.config, clients)
                 server.progress.ensemble = self.ensemble
-                key = server.identity.key(Phase.PREDICTION, 0)
-                script = _serve_prediction(server, key, len(nodes))
+                script = _serve_prediction(server, len(nodes))
                 counter = TrafficCounter() if traffic is None else traffic
                 serving = ScriptRun("server", script, Stopwatch(time.perf_counter))
                 with keep_ledgers(clients, ledgers, policies or {}, "prediction"):
@@ -364,14 +363,13 @@ def _predict(client: Client, nodes: NodeSet) -> Script[NDArray[Any]]:
     check_predicts_nodes(client)
     if client.requested.privacy.hides_parts and has_server(client.requested):
         yield from client_key_agreement(client)
-    key = client.identity.key(Phase.PREDICTION, 0)
-    return (yield from client_prediction(client, key, Targets.of_nodes(nodes), ensemble=client.progress.ensemble))
+    return (yield from client_prediction(client, Scoring.of_request(client), Targets.of_nodes(nodes)))
 
 
-def _serve_prediction(server: Server, key: Key, num_nodes: int) -> Script[None]:
+def _serve_prediction(server: Server, num_nodes: int) -> Script[None]:
     if server.requested.privacy.hides_parts:
         yield from server_key_agreement(server)
-    yield from server_prediction(server, key, num_nodes, ensemble=server.progress.ensemble)
+    yield from server_prediction(server, Scoring.of_request(server), num_nodes)
 
 
 def _list_ranges(client: Client) -> dict[str, tuple[float, ...]]:
