@@ -83,17 +83,18 @@ class Sampler(ABC):
     chunk_rows = 8192  # maximum number of rows per block of `exact_blocks`
     chunk_edges = 2**20  # maximum number of edges per block of `exact_blocks`, if it has several rows
 
-    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
+    def __init__(self, config: RunConfig, graph: Graph, client: int, private_seed: int | Secret) -> None:
         """Prepare to draw from the graph of client m.
 
         Args:
             config: the settings, resolved.
             graph: the client's graph.
             client: m.
+            private_seed: the seed of draws that are not shared.
         """
         backbone = find_backbone(config.model)
         self.train, self.graph, self.client = config.train, graph, client
-        self.private_seed: int | Secret = config.train.seed  # the seed of draws that are not shared; set by `Learner`
+        self.private_seed = private_seed
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, backbone.normalization, find_compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
@@ -202,8 +203,8 @@ class FullGraph(Sampler):
     reads_whole_graph = True
     default_for = "small graphs"
 
-    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
-        super().__init__(config, graph, client)
+    def __init__(self, config: RunConfig, graph: Graph, client: int, private_seed: int | Secret) -> None:
+        super().__init__(config, graph, client, private_seed)
         self.keeps_matrices = self.adjacency.normalization != "none"
         self.leaves_out_rows = config.train.batch_size == 0  # only then do all rounds have the same sample
         # The last draw and block for all nodes as targets (True), and for other targets such as a batch (False).
