@@ -214,7 +214,7 @@ def _check_hiding(config: ConfigSections) -> None:
             f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
             f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
         )
-    if (levels := count_levels(precision.ring_bits, num_clients)) < FEWEST_LEVELS:
+    if (levels := precision.count_levels(num_clients)) < FEWEST_LEVELS:
         raise ConfigError(
             f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
             f"and {FEWEST_LEVELS} are needed; use a higher precision."
@@ -298,8 +298,3 @@ def _list_samplers_without_agreement() -> str:
 def find_release_layer(num_layers: int) -> int:
     """Return the layer that `train.release = "once"` releases by default: the middle layer."""
     return max(0, num_layers // 2 - 1)
-
-
-def count_levels(bits: int, num_clients: int) -> int:
-    """Return how many values an integer of one party may have, so that the sum over all parties is below 2^bits."""
-    return int((2**bits - 1) // num_clients)

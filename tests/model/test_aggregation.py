@@ -9,7 +9,9 @@ import torch
 
 from glasu.config import ModelConfig
 from glasu.model.aggregation import Aggregation, Concat, Mean, make_aggregation
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain
+from glasu.wire.encoding import Encoding
+from glasu.wire.floats import BFloat16, Plain
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import SERVER, Key, Phase
 from support.row_header import RowHeader
 

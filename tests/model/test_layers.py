@@ -36,7 +36,7 @@ from glasu.model.sampler import Sampler, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
-from glasu.wire.encodings import DOUBLE, SINGLE
+from glasu.wire.encoding import DOUBLE, SINGLE
 from support.convolutions import register_convolution
 
 NODES = 14

@@ -16,7 +16,7 @@ from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
 from glasu.model.sampler import SAMPLERS, Sampler, draw_batch, find_sampler
 from glasu.randomness import Stream
-from glasu.wire.encodings import SINGLE
+from glasu.wire.encoding import SINGLE
 from support.draws import list_target_positions
 
 NODES = 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glasu.wire.encodings import Array, Encoding
+from glasu.wire.encoding import Array, Encoding
 from glasu.wire.message_key import Key
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from glasu import registry
-from glasu.wire.encodings import Array, Encoding
+from glasu.wire.encoding import Array, Encoding
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
