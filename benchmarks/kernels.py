@@ -22,7 +22,7 @@ from glasu.model.layers import multiply_sparse
 from glasu.model.sparse import SparseRows
 from glasu.randomness import split_key
 from glasu.runtime.inprocess import open_client_map
-from glasu.wire.encodings import SINGLE
+from glasu.wire.encoding import SINGLE
 from reference import csr
 from tables import markdown, place, show
 from timing import Work, in_turns, per_call, ratio

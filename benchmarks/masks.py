@@ -32,8 +32,9 @@ from glasu.experiments.tables import format_spread, list_percentages
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.encryption import CkksCipher, CkksEncryption
 from glasu.privacy.masking import PairwiseMasks, RunningHash
-from glasu.wire.encodings import Ciphertexts, Ring
+from glasu.wire.ciphertexts import Ciphertexts
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.ring import Ring
 from glasu.wire.tensor_kinds import REPRESENTATION
 from tables import markdown
 

@@ -65,8 +65,8 @@ def report(parties: Sequence[PartyData], name: str, turns: int) -> str:
     assert parties[0].splits is not None
     training, rounds = parties[0].splits.train, itertools.count()
     kind, graphs = find_sampler(lean.train), [party.graph for party in parties]
-    by_default = [kind(lean, graph, index) for index, graph in enumerate(graphs)]
-    induced = [kind(same, graph, index) for index, graph in enumerate(graphs)]
+    by_default = [kind(lean, graph, index, lean.train.seed) for index, graph in enumerate(graphs)]
+    induced = [kind(same, graph, index, same.train.seed) for index, graph in enumerate(graphs)]
     sets = [[np.array(nodes) for nodes in own] for own in plain.sample()]
     contenders = {
         "lean": partial(per_call, lambda: lean_round(lean, by_default, training, next(rounds)), 20),
@@ -97,7 +97,7 @@ def drawn_sets(config: RunConfig, sampler: Sampler, training: np.ndarray, index:
 def large_report(party: PartyData, turns: int) -> str:
     """Return the table for one client of a large graph."""
     config, rounds = paper_settings(), itertools.count()
-    sampler = find_sampler(config.train)(config, party.graph, 0)
+    sampler = find_sampler(config.train)(config, party.graph, 0, config.train.seed)
     assert party.splits is not None
     training = np.asarray(party.splits.train)
     sets = [nodes.tolist() for nodes in drawn_sets(config, sampler, training, next(rounds))]

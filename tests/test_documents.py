@@ -49,7 +49,7 @@ config = glasu.RunConfig.from_dict({
 })
 parties = glasu.load_parties(config)
 graph, targets = parties[0].graph, np.array([3, 7, 20])
-sampler = registry.load("sampler", "first-neighbors")(config, graph, 0)
+sampler = registry.load("sampler", "first-neighbors")(config, graph, 0, config.train.seed)
 draw = sampler.draw(targets, 0, 1)
 for row, target in enumerate(targets):
     drawn = graph.indices[draw.edges[draw.starts[row] : draw.starts[row + 1]]]

@@ -1,8 +1,4 @@
-"""An extension adds a choice to every seam without an edit of src; the server that loads it cannot import torch.
-
-The fast suite trains over the network with the new task, with the new convolution and with all choices together. Every
-choice alone is in the slow suite.
-"""
+"""An extension adds a choice to every seam without an edit of src; the server that loads it cannot import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +20,7 @@ from glasu.config import RunConfig
 from glasu.data.folders import write_party
 from glasu.data.sources.catalog import load_parties
 from glasu.pki.provision import provision
-from support.extension_runs import CHOICES, EXTENSION, serve
+from support.extension_runs import EXTENSION, PAIRS, RUNS, read_port, start_server
 from support.server_environment import link_packages
 from support.small import SMALL
 from support.warm_process import WarmProcess, run_program
@@ -62,42 +57,28 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from support import extension_runs
-extension_runs.main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+extension_runs.main(Path(sys.argv[1]), sys.argv[2])
 """
-SERVED = ("task", "convolution", "all")  # over the network too; the others are slow tests
-
-
-def run_choices(folder: Path, server_path: str, served: Sequence[str]) -> dict[str, dict]:
-    """Return parts of the reports of all runs in one process, and of these over the network."""
-    return json.loads(run_program(PROGRAM, folder, arguments=[str(folder), server_path, *served]))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, server_path) -> dict[str, dict]:
-    return run_choices(tmp_path_factory.mktemp("runs"), server_path, SERVED)
+    """Return parts of the reports of all runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    return json.loads(run_program(PROGRAM, folder, arguments=[str(folder), server_path]))
 
 
-def assert_alike(found: dict[str, Any]) -> None:
-    """Compare a run over the network with the run in one process."""
+@pytest.mark.parametrize("name", [*RUNS, *PAIRS])
+def test_a_choice_of_an_extension_is_used(runs, name):
+    others = [run["one process"] for other, run in runs.items() if other != name]
+    assert runs[name]["one process"] not in others
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_choice_of_an_extension_trains_alike_in_one_process_and_over_the_network(runs, name):
+    found = runs[name]
     assert found["network"]["weights_sha256"] == found["one process"]
     assert "torch" not in found["network"]["versions"]
-
-
-@pytest.mark.parametrize("seam", [*CHOICES, "all"])
-def test_a_choice_of_an_extension_is_used(runs, seam):
-    assert runs[seam]["one process"] != runs["none"]["one process"]
-
-
-@pytest.mark.parametrize("seam", SERVED)
-def test_a_choice_of_an_extension_trains_alike_in_one_process_and_over_the_network(runs, seam):
-    assert_alike(runs[seam])
-
-
-@pytest.mark.slow
-def test_every_choice_of_an_extension_trains_alike_in_one_process_and_over_the_network(tmp_path, server_path):
-    found = run_choices(tmp_path, server_path, list(CHOICES))
-    for seam in CHOICES:
-        assert_alike(found[seam])
 
 
 def test_reports_show_the_metrics_that_a_task_declares(runs):
@@ -168,10 +149,9 @@ def commands(tmp_path) -> Commands:
 @pytest.fixture
 def server(commands, server_path) -> Iterator[subprocess.Popen[str]]:
     environment, folder = {**os.environ, "PYTHONPATH": server_path}, commands.folder
-    process, commands.port = serve(folder / "run.toml", folder / "kits", folder / "server", environment)
-    with process:
+    with start_server(folder / "run.toml", folder / "kits", folder / "server", environment) as process:
+        commands.port = read_port(process)
         yield process
-        process.kill()
 
 
 def test_a_party_with_another_extension_or_none_is_refused_with_one_line_at_both_ends(commands, server, tmp_path):

@@ -229,7 +229,7 @@ def _check_hiding(config: ConfigSections, method: MethodRules) -> Iterator[str]:
             f"wire.precision={wire.precision!r}: {hiding} adds integers, but this precision sends none; use "
             f"precision = {quote(registry.select('encoding', can_be_hidden=True))}."
         )
-    elif (levels := count_levels(precision.ring_bits, num_clients)) < FEWEST_LEVELS:
+    elif (levels := precision.count_levels(num_clients)) < FEWEST_LEVELS:
         yield (
             f'wire.precision="{wire.precision}": with {hiding} each of {num_clients} parties has {levels} levels, '
             f"and {FEWEST_LEVELS} are needed; use a higher precision."
@@ -338,8 +338,3 @@ def _list_samplers_without_agreement() -> str:
 def find_release_layer(num_layers: int) -> int:
     """Return the layer that `train.release = "once"` releases by default: the middle layer."""
     return max(0, num_layers // 2 - 1)
-
-
-def count_levels(bits: int, num_clients: int) -> int:
-    """Return how many values an integer of one party may have, so that the sum over all parties is below 2^bits."""
-    return int((2**bits - 1) // num_clients)

@@ -9,8 +9,11 @@ import torch
 
 from glasu.config import ModelConfig
 from glasu.model.aggregation import Aggregation, Concat, Mean, make_aggregation
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain
+from glasu.wire.encoding import Encoding
+from glasu.wire.floats import BFloat16, Plain
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import SERVER, Key, Phase
+from support.row_header import RowHeader
 
 KINDS = [Mean, Concat]
 KEY = Key(run=bytes(12), phase=Phase.TRAINING, client=0)
@@ -128,7 +131,7 @@ def test_concat_moves_encoded_rows_without_rounding_them_again():
 
 
 @pytest.mark.parametrize(
-    "encoding", [Plain(), BFloat16(), Int8(4), Int8(4, stochastic=True)], ids=lambda each: each.name
+    "encoding", [Plain(), BFloat16(), Int8(4), Int8(4, stochastic=True), RowHeader()], ids=lambda each: each.name
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_is_divided_as_if_it_were_decoded_added_and_encoded_for_every_client(kind, encoding):
@@ -191,7 +194,7 @@ def test_the_server_loads_neither_torch_nor_pyg_nor_numba():
 
 # The server's halves, on encoded tensors
 
-ENCODINGS = [Plain(), Plain("fp64"), BFloat16(), Int8(4), Int8(4, stochastic=True, seed=3)]
+ENCODINGS = [Plain(), Plain("fp64"), BFloat16(), Int8(4), Int8(4, stochastic=True, seed=3), RowHeader()]
 ANSWER = Key(run=bytes(12), phase=Phase.TRAINING, client=SERVER, layer=1)
 
 
@@ -207,7 +210,7 @@ def test_combined_partials_are_the_encoded_aggregate_of_the_decoded_ones(kind, n
     aggregation = kind(num_clients)
     found = aggregation.combine_partials(encoding, payloads, ANSWER, 2)
     decoded = [torch.from_numpy(encoding.decode(payload)) for payload in payloads]
-    if kind is Concat:  # rows are moved, so nothing is rounded again
+    if kind is Concat:  # nothing is rounded again
         np.testing.assert_array_equal(encoding.decode(found), by_torch(kind, decoded).numpy())
     else:
         total = sum(decoded[1:], start=decoded[0]).numpy() / decoded[0].numpy().dtype.type(num_clients)

@@ -80,7 +80,7 @@ def test_convolutions_without_self_loops_of_their_own_are_accepted():
 def sampler_with(weights: np.ndarray | None, backbone: str) -> Sampler:
     graph = Graph.from_edges(np.array([0, 1, 2]), np.array([1, 2, 0]), 3, weights)
     config = RunConfig(model=ModelConfig(backbone=backbone), train=TrainConfig(sampler="neighbor", batch_size=1))
-    return find_sampler(config.train)(config, graph, 4)
+    return find_sampler(config.train)(config, graph, 4, config.train.seed)
 
 
 @pytest.mark.parametrize(

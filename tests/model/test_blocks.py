@@ -23,7 +23,7 @@ from glasu.model.blocks import (
     thin_draw,
 )
 from glasu.randomness import Stream
-from glasu.wire.encodings import DOUBLE, SINGLE
+from glasu.wire.encoding import DOUBLE, SINGLE
 from support.draws import list_target_positions
 
 NODES = 12

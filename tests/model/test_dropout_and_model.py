@@ -21,7 +21,7 @@ from glasu.model.split import ClientModel, digest_weights, find_input_scale
 from glasu.protocol.client import Client
 from glasu.randomness import Stream
 from glasu.timing import Stopwatch
-from glasu.wire.encodings import SINGLE
+from glasu.wire.encoding import SINGLE
 from support.convolutions import register_convolution
 
 NODES = 8

@@ -36,7 +36,7 @@ from glasu.model.sampler import Sampler, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel
 from glasu.randomness import Stream
-from glasu.wire.encodings import DOUBLE, SINGLE
+from glasu.wire.encoding import DOUBLE, SINGLE
 from support.convolutions import register_convolution
 
 NODES = 14
@@ -348,7 +348,7 @@ def exact_setting(backbone: str, graph: Graph, **keys: Any) -> tuple[ClientModel
     )
     train = TrainConfig(sampler="neighbor", batch_size=0)  # the graph may be too large for one product
     run = RunConfig(model=config, train=train, wire=WireConfig())
-    return model, find_sampler(run.train)(run, graph, 0)
+    return model, find_sampler(run.train)(run, graph, 0, run.train.seed)
 
 
 def compute_hidden(
@@ -515,7 +515,7 @@ def test_exact_inference_is_a_step_over_all_nodes(backbone, form):
         config, num_clients=2, num_features=5, num_outputs=3, stream=lambda name, layer: Stream(0, name, layer=layer)
     )
     run = RunConfig(model=config, train=TrainConfig(sampler="neighbor", batch_size=1))
-    sampler, features = find_sampler(run.train)(run, graph, 0), torch.randn(NODES, 5)
+    sampler, features = find_sampler(run.train)(run, graph, 0, run.train.seed), torch.randn(NODES, 5)
     stored = exact.FeatureRows((NODES, 5), lambda rows: features[torch.from_numpy(rows)])
     step = exact.ExactInference(model, sampler, in_memory(features) if form == "in memory" else stored, nodes)
     hidden = finish_inference(step)

@@ -16,7 +16,7 @@ from glasu.data.graph import Graph
 from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
 from glasu.model.sampler import SAMPLERS, Sampler, draw_batch, find_sampler
 from glasu.randomness import Stream
-from glasu.wire.encodings import SINGLE
+from glasu.wire.encoding import SINGLE
 from support.draws import list_target_positions
 
 NODES = 10
@@ -36,7 +36,7 @@ def star(degree: int) -> Graph:
 
 def sampler(graph: Graph, client: int = 0, **train: object) -> Sampler:
     config = RunConfig(train=TrainConfig(**{"sampler": "neighbor", "fanout": 2, "batch_size": 4, **train}))
-    return find_sampler(config.train)(config, graph, client)
+    return find_sampler(config.train)(config, graph, client, config.train.seed)
 
 
 def keys(count: int) -> Iterator[int]:
@@ -293,7 +293,7 @@ def chain(blocks, hidden: np.ndarray) -> np.ndarray:
 def test_rows_that_a_client_neither_shares_nor_reads_are_left_out_and_nothing_else_changes(kind, aggregation_layers):
     graph, train = ring(40), TrainConfig(sampler=kind, fanout=2, batch_size=0)
     config = RunConfig(model=ModelConfig(aggregation_layers=aggregation_layers), train=train)
-    client = find_sampler(config.train)(config, graph, 0)
+    client = find_sampler(config.train)(config, graph, 0, config.train.seed)
     for batch in (np.array([3, 7]), np.array([3, 7]), np.array([20])):
         nodes, draws = [batch], []
         for layer in reversed(range(4)):

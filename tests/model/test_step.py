@@ -22,7 +22,7 @@ from glasu.model.split import ClientModel
 from glasu.model.step import AutogradStep, Inputs, Step, Steps
 from glasu.model.task import TASKS
 from glasu.randomness import Stream
-from glasu.wire.encodings import DOUBLE, SINGLE
+from glasu.wire.encoding import DOUBLE, SINGLE
 
 NODES, WIDTH, FEATURES, LAYERS, CLASSES = 40, 6, 9, 3, 4
 SIZES = (NODES, 30, 20, 12)  # rows of H[0..L]

@@ -14,7 +14,8 @@ from glasu.privacy.accounting import Accountant, BudgetError, compute_epsilon, f
 from glasu.privacy.ledger import Ledger
 from glasu.privacy.noise import Mechanism, RowNoise
 from glasu.privacy.release import Protection, Release
-from glasu.wire.encodings import Plain, use_for_all_kinds
+from glasu.wire.encodings import use_for_all_kinds
+from glasu.wire.floats import Plain
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import PROBABILITIES, REPRESENTATION
 from support.ledgers import Lines

@@ -10,7 +10,8 @@ from glasu.errors import ProtocolError, TrainingError
 from glasu.privacy.column_grids import ColumnGrids
 from glasu.privacy.release import Release
 from glasu.secret import Secret
-from glasu.wire.encodings import Ring, use_for_all_kinds
+from glasu.wire.encodings import use_for_all_kinds
+from glasu.wire.ring import Ring
 from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of
 

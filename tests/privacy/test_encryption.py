@@ -13,7 +13,7 @@ from scipy.stats import kstest
 from glasu.ckks_parameters import ALLOWED_ERROR, CHECK_DIGIT_BITS, CHECK_PRIME, CKKS, LARGEST_NOISE, CkksParameters
 from glasu.errors import ProtocolError
 from glasu.privacy.encryption import CkksCipher, SumCheck
-from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts
+from glasu.wire.ciphertexts import SHAPE_WORDS, Ciphertexts
 from support.masks import SHARE_PRIMES, key_of, make_encryptions
 
 MAKER = CkksCipher()

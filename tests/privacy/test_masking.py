@@ -9,8 +9,8 @@ from sklearn.linear_model import Ridge
 
 from glasu.errors import ProtocolError
 from glasu.privacy.masking import SumHistory, join_parts, split_parts
-from glasu.wire.encodings import Ring
 from glasu.wire.message_key import Phase
+from glasu.wire.ring import Ring
 from support.masks import key_of, make_masks
 
 RINGS = [Ring(bits, 3) for bits in (8, 16, 32)]

@@ -19,8 +19,12 @@ from glasu.protocol.update import Others, local_update
 from glasu.runtime.drive import advance
 from glasu.timing import Stopwatch
 from glasu.wire import ids
-from glasu.wire.encodings import BFloat16, Encoding, Int8, Plain, Ring, use_for_all_kinds
+from glasu.wire.encoding import Encoding
+from glasu.wire.encodings import use_for_all_kinds
+from glasu.wire.floats import BFloat16, Plain
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import Key, Phase
+from glasu.wire.ring import Ring
 from glasu.wire.tensor_kinds import GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 from support.ledgers import Lines
 from support.masks import key_of, make_masks

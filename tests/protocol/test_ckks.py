@@ -26,7 +26,7 @@ from glasu.protocol.messages import (
 from glasu.protocol.released_kinds import list_protections
 from glasu.protocol.requests import RoundDone
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts
+from glasu.wire.ciphertexts import SHAPE_WORDS, Ciphertexts
 from glasu.wire.message_key import SERVER, Phase
 from support.masks import SHARE_PRIMES, Watching, use_encryption, use_masks
 from support.tiny import simulate, tiny, tiny_parties

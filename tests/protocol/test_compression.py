@@ -19,7 +19,9 @@ from glasu.protocol.server import Server, Sizes
 from glasu.runtime.drive import advance
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import BFloat16, Int8, Plain, make_encodings
+from glasu.wire.encodings import make_encodings
+from glasu.wire.floats import BFloat16, Plain
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import GRADIENT, REPRESENTATION
 from support.monolith import identical, run, settings, tiny_parties

@@ -16,7 +16,9 @@ from glasu.protocol.message_bytes import decode, encode
 from glasu.protocol.messages import Change, Joint, JointChange, Partial
 from glasu.runtime.simulation import simulate
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import Integers, Plain, use_for_all_kinds
+from glasu.wire.encodings import use_for_all_kinds
+from glasu.wire.floats import Plain
+from glasu.wire.integers import Integers
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import CHANGE, REPRESENTATION
 from support.monolith import identical, run, settings, tiny_parties

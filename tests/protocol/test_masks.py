@@ -39,8 +39,8 @@ from glasu.runtime.baselines import compare_baselines, train_baselines
 from glasu.runtime.drive import advance
 from glasu.runtime.simulation import make_clients
 from glasu.runtime.trained_model import TrainedModel
-from glasu.wire.encodings import Ring
 from glasu.wire.message_key import SERVER, Phase
+from glasu.wire.ring import Ring
 from support.masks import Watching, tiny_masked, use_masks
 from support.tiny import simulate, tiny, tiny_parties
 

@@ -30,7 +30,9 @@ from glasu.protocol.messages import (
 )
 from glasu.protocol.requests import Receive
 from glasu.runtime.telemetry import TrafficCounter
-from glasu.wire.encodings import DTYPES, BFloat16, Int8
+from glasu.wire.encoding import DTYPES
+from glasu.wire.floats import BFloat16
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import Phase
 from support.messages import KEY, any_message, messages_of, sample_messages
 

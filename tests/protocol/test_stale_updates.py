@@ -7,7 +7,8 @@ import torch
 
 from glasu.privacy.release import Clip, Protection, Release
 from glasu.protocol.messages import Gradient, Joint, Partial
-from glasu.wire.encodings import Plain, use_for_all_kinds
+from glasu.wire.encodings import use_for_all_kinds
+from glasu.wire.floats import Plain
 from support.messages import with_valid_scores
 from support.monolith import ALL_LAYERS, Monolith, assert_same, gradients, run, settings, tiny_parties
 from support.perturbations import Rounding, row_noise

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from glasu import registry
 from glasu.errors import ConfigError
-from glasu.model.sampler import draw_batch
+from glasu.model.sampler import Neighbor, draw_batch
 from glasu.protocol.messages import Gradient, Joint
 from glasu.protocol.requests import RoundDone
 from glasu.runtime.simulation import make_clients, train
@@ -80,6 +81,20 @@ def test_neighbours_are_private_unless_the_sampler_shares_them(sampler):
     found = [[each.draw(NODES[:9], index, 3).nodes.tolist() for index in range(9)] for each in drawn]
     assert (found[0] == found[1] == found[2]) == (sampler == "shared")
     assert (found[0] != found[1] != found[2] != found[0]) == (sampler == "neighbor")
+
+
+class EarlyStream(Neighbor):
+    """Makes the stream of its draws in the constructor."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.stream_seed = self.private_seed
+
+
+def test_a_sampler_has_the_private_seed_in_its_constructor():
+    registry.register("sampler", "early-stream", EarlyStream)
+    for client in clients_of(settings(sampler="early-stream"), SECRETS):
+        assert client.learner.sampler.stream_seed == client.keys.private_seed
 
 
 def test_dropout_masks_are_private_and_differ_between_rounds():

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glasu.ckks_parameters import CKKS
-from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
+from glasu.wire.ciphertexts import SHAPE_WORDS, Ciphertexts
+from glasu.wire.encodings import make_encodings
 from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of, use_encryption
 from support.tiny import tiny

@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 from glasu import registry
 from glasu.config import RunConfig
 from glasu.errors import ConfigError, TrainingError
-from glasu.wire.encodings import (
-    DTYPES,
-    BFloat16,
-    Encoding,
-    Int8,
-    Plain,
-    Precision,
-    find_compute_dtype,
-    make_encodings,
-    use_for_all_kinds,
-)
+from glasu.wire.encoding import DTYPES, Encoding
+from glasu.wire.encodings import Precision, find_compute_dtype, make_encodings, use_for_all_kinds
+from glasu.wire.floats import BFloat16, Plain
+from glasu.wire.int8 import Int8
 from glasu.wire.message_key import SERVER, TO_ONE, Key, Phase
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.wire.encodings import Integers
+from glasu.wire.integers import Integers
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.packing import pack_integers, unpack_integers
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glasu.wire.encodings import Ring, make_encodings
+from glasu.wire.encodings import make_encodings
+from glasu.wire.ring import Ring
 from glasu.wire.tensor_kinds import GRADIENT, PROBABILITIES, REPRESENTATION
 from support.masks import key_of, make_masks, use_masks
 from support.tiny import tiny

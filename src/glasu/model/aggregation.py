@@ -1,7 +1,7 @@
 """Aggregation: how the server combines the clients' partials, and how a client separates its own share.
 
-The server has no torch. So the methods that it calls work on numpy arrays, and this module does not import torch at the
-top.
+The server has no torch. So the methods that it calls work on encoded arrays, and this module does not import torch at
+the top.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-import numpy as np
-
 from glasu import registry
-from glasu.wire.encodings import Array, Encoding
+from glasu.wire.encoding import Array, Encoding
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:
@@ -146,19 +144,12 @@ class Concat(Aggregation):
         return gradient[:, self.client * width : (self.client + 1) * width].contiguous()
 
     def combine_partials(self, encoding: Encoding, payloads: Sequence[Array], key: Key, first_row: int) -> Array:
-        return np.concatenate(payloads, axis=1)  # the values stay encoded, so they are not rounded again
+        return encoding.concatenate(payloads, key, first_row)
 
     def combine_gradients(
         self, encoding: Encoding, payloads: Sequence[Array], keys: Sequence[Key], first_row: int
     ) -> list[Array]:
-        # Combine the columns of each client separately, because stochastic rounding depends on the client's key. In an
-        # encoded row, the columns of each client form a separate block, so the row can be sliced like a row of floats.
-        width = payloads[0].shape[1] // self.num_clients
-        columns = [slice(m * width, (m + 1) * width) for m in range(self.num_clients)]
-        return [
-            encoding.combine([payload[:, own] for payload in payloads], 1, [key], first_row)[0]
-            for own, key in zip(columns, keys, strict=True)
-        ]
+        return encoding.split_sum(payloads, keys, first_row)
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {"mean": Mean, "concat": Concat}

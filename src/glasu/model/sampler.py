@@ -78,22 +78,21 @@ class Sampler(ABC):
     shares_draws: ClassVar[bool] = False  # every client can draw the same S[l] itself
     reads_whole_graph: ClassVar[bool] = False  # every S[l] with l < L contains all nodes, and all edges are used
     default_for: ClassVar[Literal["small graphs", "large graphs"] | None] = None  # where "auto" chooses this sampler
-    keeps_matrices = False  # whether later rounds and evaluations reuse blocks
-    leaves_out_rows = False  # whether `blocks` omits rows that this client neither shares nor reads
     chunk_rows = 8192  # maximum number of rows per block of `exact_blocks`
     chunk_edges = 2**20  # maximum number of edges per block of `exact_blocks`, if it has several rows
 
-    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
+    def __init__(self, config: RunConfig, graph: Graph, client: int, private_seed: int | Secret) -> None:
         """Prepare to draw from the graph of client m.
 
         Args:
             config: the settings, resolved.
             graph: the client's graph.
             client: m.
+            private_seed: the seed of draws that are not shared.
         """
         backbone = find_backbone(config.model)
         self.train, self.graph, self.client = config.train, graph, client
-        self.private_seed: int | Secret = config.train.seed  # the seed of draws that are not shared; set by `Learner`
+        self.private_seed = private_seed
         self.aggregation_layers = frozenset(config.model.aggregation_layers)
         self.adjacency = Adjacency(graph, backbone.normalization, find_compute_dtype(config))
         self._everything: NodeSet = np.arange(graph.num_nodes)
@@ -140,9 +139,7 @@ class Sampler(ABC):
         return self.adjacency.block(targets, nodes, draw)
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
-        """Build the blocks of a sample. If `leaves_out_rows`, omit rows of H_m[l] that nothing uses.
-
-        The omitted rows are neither shared with other clients nor read by this client's next layer.
+        """Build the blocks of a sample.
 
         Args:
             nodes: S_m[0..L], as agreed.
@@ -151,20 +148,8 @@ class Sampler(ABC):
         Returns:
             The blocks, and the nodes of the rows of H_m[0..L].
         """
-        kept = [nodes[-1]]
-        blocks: list[Block] = []
-        read: NDArray[np.int64] | None = None  # the rows of this layer's output that are kept; None: all
-        for layer in reversed(range(len(draws))):
-            block = self.block(nodes[layer + 1], nodes[layer], draws[layer])
-            if read is not None:
-                block = block.at(read)
-            columns, read = nodes[layer], None
-            if self.leaves_out_rows and layer - 1 not in self.aggregation_layers:
-                block, read = block.compact(self.adjacency.labels)
-                columns = columns[read]
-            blocks.insert(0, block.add_dense_copy() if self.keeps_matrices else block)
-            kept.insert(0, columns)
-        return tuple(blocks), tuple(kept)
+        parts = zip(nodes[1:], nodes[:-1], draws, strict=True)
+        return tuple(self.block(targets, sources, draw) for targets, sources, draw in parts), tuple(nodes)
 
     def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
         """Build the blocks from all nodes to `targets`, with every edge, some rows at a time.
@@ -196,16 +181,38 @@ class Sampler(ABC):
             start = stop
 
 
+def _build_used_rows(
+    sampler: Sampler, nodes: Sequence[NodeSet], draws: Sequence[Draw]
+) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
+    """Build the blocks of a sample like `Sampler.blocks`, without rows of H_m[l] that nothing uses.
+
+    These rows are neither shared with other clients nor read by this client's next layer.
+    """
+    kept = [nodes[-1]]
+    blocks: list[Block] = []
+    read: NDArray[np.int64] | None = None  # the rows of this layer's output that are kept; None: all
+    for layer in reversed(range(len(draws))):
+        block = sampler.block(nodes[layer + 1], nodes[layer], draws[layer])
+        if read is not None:
+            block = block.at(read)
+        columns, read = nodes[layer], None
+        if layer - 1 not in sampler.aggregation_layers:
+            block, read = block.compact(sampler.adjacency.labels)
+            columns = columns[read]
+        blocks.insert(0, block)
+        kept.insert(0, columns)
+    return tuple(blocks), tuple(kept)
+
+
 class FullGraph(Sampler):
     """Uses all nodes and edges. Blocks are kept, because only the block of the last layer can change between rounds."""
 
     reads_whole_graph = True
     default_for = "small graphs"
 
-    def __init__(self, config: RunConfig, graph: Graph, client: int) -> None:
-        super().__init__(config, graph, client)
-        self.keeps_matrices = self.adjacency.normalization != "none"
-        self.leaves_out_rows = config.train.batch_size == 0  # only then do all rounds have the same sample
+    def __init__(self, config: RunConfig, graph: Graph, client: int, private_seed: int | Secret) -> None:
+        super().__init__(config, graph, client, private_seed)
+        self._keeps_matrices = self.adjacency.normalization != "none"  # whether blocks are reused
         # The last draw and block for all nodes as targets (True), and for other targets such as a batch (False).
         self._draws: dict[bool, tuple[NodeSet, Draw]] = {}
         self._blocks: dict[bool, tuple[Draw, Block]] = {}
@@ -232,19 +239,21 @@ class FullGraph(Sampler):
         kept = self._blocks.get(everything)
         if kept is None or kept[0] is not draw:
             block = self.adjacency.block(targets, draw.nodes, draw)
-            kept = self._blocks[everything] = (draw, block.add_dense_copy() if self.keeps_matrices else block)
+            kept = self._blocks[everything] = (draw, block.add_dense_copy() if self._keeps_matrices else block)
         return kept[1]
 
     def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
-        if self._sample is not None and all(old is new for old, new in zip(self._sample[0], draws, strict=True)):
-            return self._sample[1:]  # this round has the same sample as the round before
-        blocks, kept = super().blocks(nodes, draws)
-        if self.leaves_out_rows:
+        if self.train.batch_size != 0:
+            return super().blocks(nodes, draws)
+        if self._sample is None or any(old is not new for old, new in zip(self._sample[0], draws, strict=True)):
+            blocks, kept = _build_used_rows(self, nodes, draws)
+            if self._keeps_matrices:
+                blocks = tuple(block.add_dense_copy() for block in blocks)
             self._sample = draws, blocks, kept
-        return blocks, kept
+        return self._sample[1:]  # without a batch, a round usually has the same sample as the round before
 
     def exact_blocks(self, targets: NodeSet) -> Iterator[tuple[slice, Block, NodeSet]]:
-        if not self.keeps_matrices:
+        if not self._keeps_matrices:
             yield from super().exact_blocks(targets)
             return
         everything = self._everything
@@ -309,7 +318,9 @@ class SharedSeed(_Sampled):
     """Draws from all nodes with a seed that all clients share, so no node set is sent."""
 
     shares_draws = True
-    leaves_out_rows = True
+
+    def blocks(self, nodes: Sequence[NodeSet], draws: Sequence[Draw]) -> tuple[tuple[Block, ...], tuple[NodeSet, ...]]:
+        return _build_used_rows(self, nodes, draws)
 
     def _draw_edges(self, targets: NodeSet, key: int) -> Draw:
         return draw_shared(self.graph, targets, self.train.fanout, key, self.adjacency.labels)

@@ -31,8 +31,9 @@ from glasu.secret import Secret
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.wire.encodings import Array, Ring
+    from glasu.wire.encoding import Array
     from glasu.wire.message_key import Key
+    from glasu.wire.ring import Ring
     from glasu.wire.tensor_kinds import TensorKind
 
 # For each ring size in bits: r divided by the largest absolute sum in a column. The factors exceed 1, so a range that

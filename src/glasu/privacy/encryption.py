@@ -34,8 +34,10 @@ from numpy.typing import NDArray
 from glasu.ckks_parameters import CHECK_DIGIT_BITS, CHECK_PRIME, CKKS
 from glasu.errors import ConfigError, ProtocolError
 from glasu.privacy.masking import Hiding, Requested, Reveal, draw_stream, expand_key, pack_place
-from glasu.wire.encodings import COEFFICIENT, SHAPE_WORDS, Array, Ciphertexts, Ring
+from glasu.wire.ciphertexts import COEFFICIENT, SHAPE_WORDS, Ciphertexts
+from glasu.wire.encoding import Array
 from glasu.wire.message_key import Key
+from glasu.wire.ring import Ring
 
 CKKS_NAME = "ckks"  # the name of this protection in the ledger
 # The largest accepted error of a decrypted number. If the error is larger, the ciphertext was changed or encrypted with

@@ -27,7 +27,7 @@ from glasu.errors import TrainingError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glasu.wire.encodings import Integers
+    from glasu.wire.integers import Integers
 
 # The range of a grid is LOADING * `bits` * the mean absolute change. This is nearly optimal for normally distributed
 # changes.

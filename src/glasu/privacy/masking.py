@@ -37,8 +37,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from glasu.errors import ProtocolError
-from glasu.wire.encodings import Array, Ring
+from glasu.wire.encoding import Array
 from glasu.wire.message_key import Key
+from glasu.wire.ring import Ring
 
 KEY_SIZE = 32  # bytes of a symmetric key, and of an X25519 public key
 TAG_BYTES = 16  # bytes of the authentication tag of AES-GCM, and of a proof

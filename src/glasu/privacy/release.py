@@ -27,8 +27,10 @@ from glasu.privacy.ledger import ROW_DIGEST_BYTES, Ledger, Rule
 from glasu.privacy.masking import Hiding, Reveal, SumHistory
 from glasu.privacy.noise import RowNoise
 from glasu.wire import ids
-from glasu.wire.encodings import Encoding, Integers, Ring
+from glasu.wire.encoding import Encoding
+from glasu.wire.integers import Integers
 from glasu.wire.message_key import Key
+from glasu.wire.ring import Ring
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, REPRESENTATION, TensorKind
 
 
@@ -187,11 +189,11 @@ class Release:
         if kind.is_change:
             array, changed = find_change(self.references[_find_place(key)], value, _require_integers(encoding))
             self.references[_find_place(key)], contribution = changed, changed.own
-        elif encoding.ring is not None:
+        elif isinstance(encoding, Ring):
             hiding = self.sums.hiding
             if hiding is None:
                 raise ProtocolError(f"{key}: the parties have not agreed on keys; nothing was sent.")
-            array, contribution = self.sums.grids.to_integers(kind, value, key, encoding.ring)
+            array, contribution = self.sums.grids.to_integers(kind, value, key, encoding)
         unmasked = encoding.encode(array, key)
         payload = unmasked if hiding is None else hiding(unmasked, key)
         self.ledger.record(
@@ -268,16 +270,16 @@ class Release:
 
     def prepare_reading(self, kind: TensorKind, key: Key, shape: tuple[int, int | None]) -> Reveal:
         """Return the function that unmasks or decrypts an answer. Call this before the answer arrives."""
-        ring, hiding = self.encodings[kind].ring, self.sums.hiding
-        if hiding is None or ring is None:
+        encoding, hiding = self.encodings[kind], self.sums.hiding
+        if hiding is None or not isinstance(encoding, Ring):
             return lambda payload, requested: payload
-        return hiding.prepare_reading(key, shape, ring)
+        return hiding.prepare_reading(key, shape, encoding)
 
     def update_ranges(self, key: Key, gradient: Tensor) -> None:
         """Derive gradient ranges from the label owner's gradient, which all clients have. Lower layers use them."""
-        ring = self.encodings[GRADIENT].ring
-        if ring is not None:
-            self.sums.grids.update_range(GRADIENT, key, gradient.numpy(), ring, 1)
+        encoding = self.encodings[GRADIENT]
+        if isinstance(encoding, Ring):
+            self.sums.grids.update_range(GRADIENT, key, gradient.numpy(), encoding, 1)
 
     def read(
         self, kind: TensorKind, key: Key, payload: NDArray[Any], num_summed: int = 1, sent: Sent | None = None
@@ -292,8 +294,8 @@ class Release:
             sent: the tensor that this client sent; None if it contributed nothing.
         """
         encoding = self.encodings[kind]
-        if encoding.ring is not None:
-            mean = self.sums.read(kind, key, payload, encoding.ring, num_summed)
+        if isinstance(encoding, Ring):
+            mean = self.sums.read(kind, key, payload, encoding, num_summed)
             self.show_clear(kind, key, mean, is_answer=True)
             return mean
         decoded = encoding.answer.decode(payload)

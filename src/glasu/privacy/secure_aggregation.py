@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from glasu.ckks_parameters import CKKS
-from glasu.wire.encodings import Ciphertexts, Ring
+from glasu.wire.ciphertexts import Ciphertexts
+from glasu.wire.ring import Ring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from glasu.protocol.messages import Message, TensorMessage, Waiting
 from glasu.protocol.presence import list_contributors
 from glasu.protocol.receiving import hash_answer
 from glasu.protocol.requests import Receive, Script, Send
-from glasu.wire.encodings import UNKNOWN_COLUMNS, Array
+from glasu.wire.encoding import UNKNOWN_COLUMNS, Array
 from glasu.wire.message_key import Key
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from glasu.errors import ProtocolError
 from glasu.model.aggregation import make_aggregation
 from glasu.model.task import make_task
 from glasu.wire import ids
-from glasu.wire.encodings import DTYPES, Array, Encoding, make_encodings
+from glasu.wire.encoding import DTYPES, Array, Encoding
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import KEY_BYTES, Phase
 from glasu.wire.tensor_kinds import TensorKind
 

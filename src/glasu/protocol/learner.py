@@ -197,8 +197,7 @@ class Learner:
         # unless there are buffers, which a module may replace.
         self._weights = None if any(True for _ in self.model.buffers()) else self.model.state_dict()
         self.steps = Steps(self.model, self.optimizer)
-        self.sampler = find_sampler(config.train)(config, data.party.graph, index)
-        self.sampler.private_seed = self.private_seed
+        self.sampler = find_sampler(config.train)(config, data.party.graph, index, self.private_seed)
         self._fixed: Mapping[str, Tensor] = {}  # weights that no step changes
 
     @property

@@ -25,7 +25,7 @@ from glasu.protocol.key_agreement import server_forward
 from glasu.protocol.messages import Decision, Proof, Proofs, Sealed, Waiting
 from glasu.protocol.receiving import receive_answer
 from glasu.protocol.requests import Broadcast, Receive, Script, Send
-from glasu.wire.encodings import Array
+from glasu.wire.encoding import Array
 from glasu.wire.message_key import Key, Phase
 from glasu.wire.tensor_kinds import GRADIENT, OWNER_GRADIENT
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from glasu.errors import ProtocolError
 from glasu.protocol.fields import HEADER, SECTION, NodeSetsField
 from glasu.protocol.messages import MESSAGES, Message
-from glasu.wire.encodings import DTYPES
+from glasu.wire.encoding import DTYPES
 from glasu.wire.message_key import Key
 
 MAGIC, VERSION = b"GLSU", 4  # the version of the layout of headers and sections; other versions are refused

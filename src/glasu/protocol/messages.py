@@ -27,7 +27,7 @@ from glasu.protocol.fields import (
     Shapes,
     TensorField,
 )
-from glasu.wire.encodings import Array
+from glasu.wire.encoding import Array
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import CHANGE, GRADIENT, OWNER_GRADIENT, PROBABILITIES, REPRESENTATION
 

@@ -24,7 +24,8 @@ from glasu.protocol.requests import Event, RoundDone
 from glasu.runtime.delivery import UNCHANGED, Delivery
 from glasu.runtime.simulation import SimulationOptions, simulate
 from glasu.runtime.transcript import RecordedRun
-from glasu.wire.encodings import SHAPE_WORDS, Ciphertexts, make_encodings
+from glasu.wire.ciphertexts import SHAPE_WORDS, Ciphertexts
+from glasu.wire.encodings import make_encodings
 from glasu.wire.message_key import Phase
 from glasu.wire.tensor_kinds import REPRESENTATION
 

@@ -18,7 +18,9 @@ from glasu.model.backbones import Backbone, ConvolutionBackbone
 from glasu.model.blocks import Draw, NodeSet
 from glasu.model.sampler import Sampler
 from glasu.model.task import Metric, Multiclass
-from glasu.wire.encodings import Array, Encoding, Plain, Precision, use_for_all_kinds
+from glasu.wire.encoding import Array, Encoding
+from glasu.wire.encodings import Precision, use_for_all_kinds
+from glasu.wire.floats import Plain
 from glasu.wire.message_key import Key
 from glasu.wire.tensor_kinds import PROBABILITIES, TensorKind
 

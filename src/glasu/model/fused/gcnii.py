@@ -20,7 +20,7 @@ from glasu.model.layers import GCNIILayer, Hidden
 from glasu.model.optimizer import ALL, Optimizer
 from glasu.model.split import ClientModel
 from glasu.model.step import Inputs, Step, StepMaker
-from glasu.wire.encodings import Array
+from glasu.wire.encoding import Array
 
 Constants = tuple[Any, Any, Any]  # s, k and t of `FusedStep`
 Norm = tuple[Tensor, Tensor, Tensor]  # input of a layer norm, means, reciprocal deviations

@@ -13,7 +13,7 @@ import numpy as np
 
 from glasu.compiling import compile_loop
 from glasu.randomness import FIRST, GOLDEN, SECOND
-from glasu.wire.encodings import Array
+from glasu.wire.encoding import Array
 
 Matrix = tuple[Array, Array, Array]  # a sparse matrix by rows: indptr, indices, data
 Drops = tuple[np.uint64, np.uint64, np.uint8, Any, Array]  # a dropout mask: key halves, threshold, scale, random bytes
