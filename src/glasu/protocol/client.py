@@ -20,8 +20,7 @@ from glasu.privacy.ledger import Ledger
 from glasu.privacy.masking import Signer
 from glasu.privacy.release import HiddenSums, Release, Sent
 from glasu.privacy.secure_aggregation import find_secure_aggregation
-from glasu.protocol.learner import Learner, NodeData
-from glasu.protocol.look_ahead import LookAhead
+from glasu.protocol.learner import Learner, LookAhead, NodeData
 from glasu.protocol.party_keys import PartyKeys
 from glasu.protocol.protection import list_rules, make_protections
 from glasu.protocol.stages import Stages, divide_settings

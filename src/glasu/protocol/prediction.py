@@ -25,10 +25,9 @@ from glasu.protocol.averaging import (
     server_average_all,
     server_average_propagated,
 )
-from glasu.protocol.inference import client_inference, server_inference
+from glasu.protocol.inference import client_inference, exchange_partial, server_inference
 from glasu.protocol.key_agreement import client_key_agreement, server_key_agreement
 from glasu.protocol.once import client_aggregate, client_once_scores, server_aggregate, server_once_scores
-from glasu.protocol.partials import exchange_partial
 from glasu.protocol.passes import walk_forward
 from glasu.protocol.requests import Script
 from glasu.protocol.sampling import agree, client_sampling, find_known_rows, server_sampling, unite
