@@ -193,7 +193,7 @@ def main() -> None:
             continue
         every += found
         rows = [rung(dataset, cell, find_best_cheap(cells)) for cell in cells]
-        print(f"\n{dataset}: until validation accuracy {100 * STOP_AT[dataset]:g} %\n")
+        print(f"\n{dataset}: cost until the validation accuracy reaches {100 * STOP_AT[dataset]:g} %\n")
         heads = ["setting", "reached", "MB", "exchanges", "CPU s", EXCESS, "MB of the whole run", "test %"]
         print(markdown(heads, rows), flush=True)
     if every:

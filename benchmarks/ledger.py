@@ -1,10 +1,10 @@
 """How much time does the ledger take per round, and how much does syncing it before each message add?
 
 The ledger of a party records its releases: the tensors, node sets, losses and metrics that the party sends. One process
-trains on Cora three times: with ledgers that only count totals, with a ledger file per party, and again with totals
-only to show the measurement noise. Then the script measures one ledger entry for a release of Cora's size. The entry is
-only counted in the totals, or written as a line with a digest, or written and synced. In a run between machines, a
-party syncs the line before it sends the release.
+trains on Cora three times: with ledgers that only count totals, with a ledger file per party, and a second time with
+ledgers that only count totals, to show the measurement noise. Then the script measures one ledger entry for a release
+of Cora's size. The entry is only counted in the totals, or written as a line with a digest, or written and synced. In a
+run between machines, a party syncs the line before it sends the release.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], turns: int) -> dict[
 
 
 def ratio(others: Sequence[float], own: Sequence[float]) -> float:
-    """Return the median over the turns of the other time divided by our time."""
+    """Divide the other time by our time in each turn, and return the median of these ratios."""
     return statistics.median(other / mine for other, mine in zip(others, own, strict=True))
 
 

@@ -249,8 +249,8 @@ def _check_hiding(config: ConfigSections, method: MethodRules) -> Iterator[str]:
     if num_clients < fewest:
         remedy = "; use three parties or more, or allow this with privacy.allow_two_parties = true."
         yield (
-            f"data.num_clients={num_clients}: {hiding} hides nothing here: from the mean of two parties each "
-            f"computes the values of the other{remedy if num_clients == 2 else '; use three parties or more.'}"
+            f"data.num_clients={num_clients}: {hiding} hides nothing here: with two parties, each can compute the "
+            f"values of the other from the mean{remedy if num_clients == 2 else '; use three parties or more.'}"
         )
     if error := config.privacy.way_to_hide.find_error(num_clients):
         ways = registry.select("secure aggregation", hides_parts=True)

@@ -127,7 +127,8 @@ def read_party(folder: str | Path, missing: Missing = "refuse") -> PartyData:
         for name, key in names.items():
             with faults.collect():
                 table.column(name, key)
-    faults.raise_if_any()  # before features are read: without a CSV header, their column names are values
+    # If a CSV file has no header, its column names are data, and errors about features would quote them.
+    faults.raise_if_any()
     with faults.collect():
         ids = nodes.ids(manifest.id, manifest.id_type, f'{PARTY_FILE} sets id_type = "integer"')
         with faults.collect():

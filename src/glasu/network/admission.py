@@ -83,7 +83,10 @@ class Admission:
         self._policy.withdraw(party)
 
     def find_comparison(self, prepared: Sequence[str]) -> tuple[str, Mapping[str, IdShare]] | None:
-        """Return the first prepared party that has no HMACs for another one, and the shares of all prepared parties."""
+        """Return the party to ask for HMACs next, and the key shares of the prepared parties; None if none is missing.
+
+        The party is the first prepared party that lacks the HMACs for another prepared party.
+        """
         known = {name: facts for name, facts in self._stated.items() if name in prepared}
         pairs = list_pairs_without_tags(known)
         if not pairs:
@@ -129,7 +132,7 @@ class Admission:
         return {THE_SERVER: own, **{name: facts for name, facts in self._stated.items() if name != party}}
 
     def _refuse_missing_tags(self, party: str, facts: Facts) -> None:
-        """Refuse a party that received the shares of the other parties but states no HMAC for one of them."""
+        """Refuse a party that was sent public keys to compare ids, if its statement lacks the HMACs for one key."""
         asked, shares = self._asked
         if asked != party or shares.get(party) != facts.share:
             return

@@ -21,7 +21,7 @@ class ConnectionCode(enum.Enum):
     SERVER_OF_OTHER_KEY = "server_of_other_key"  # the server's key differs from the key that the party pins
     OWN_CERTIFICATE_REJECTED = "own_certificate_rejected"  # not certain: a server that is stopping looks the same
     REFUSED = "refused"  # the server refused the party and sent the reason
-    BUSY = "busy"  # this party has too many connections
+    BUSY = "busy"  # the server has too many connections of this party
     UNREADABLE_REVOCATIONS = "unreadable_revocations"
     NO_ANSWER = "no_answer"
     PING_TIMEOUT = "ping_timeout"

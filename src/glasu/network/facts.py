@@ -73,7 +73,7 @@ ALIGNING_PARTY_STATES = ("id_rules",)
 
 def collect_server_facts(purpose: Purpose, **more: Any) -> Facts:
     """Return the facts of the server. `more` are facts that only one purpose states, such as the number of parties."""
-    load_entry_points()  # load extensions early: a party states them in its hello, before it has settings
+    load_entry_points()  # the hello of a party lists the extensions, before the party has settings that name them
     found = list_versions()
     return Facts(
         purpose=purpose.name,

@@ -53,7 +53,8 @@ class PeerFrames:
         """
         self._roster, self._handshake, self._run = roster, handshake, run
         self._on_invalid_message = on_invalid_message
-        # A restarted server has another name, so parties see that it does not know their earlier frames.
+        # Every start of the server has another random name, so parties see that a restarted server does not know
+        # their earlier frames.
         self._process = secrets.token_hex(8)
         self.refused = 0  # number of refused connections and processes
 

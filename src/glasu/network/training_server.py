@@ -73,7 +73,9 @@ class TrainingServer(ServerScriptWork[RunReport | None]):
             checkpoint = self.saver.store.load(saved)
             self.telemetry.restore_cost(checkpoint.telemetry.cost)
             last = checkpoint.server.progress.describe_position()
-            self.options.log.info("resuming after %s, or one round before it, once all parties are connected.", last)
+            self.options.log.info(
+                "resuming after %s, or from the checkpoint before it, once all parties are connected.", last
+            )
 
     @property
     def is_finished(self) -> bool:

@@ -139,7 +139,8 @@ def adopt_owner_sets(client: Client, key: Key, node_sets: Sequence[NodeSet]) -> 
 
     Raises:
         ProtocolError: this client is the label owner, and the agreed sets contain nodes that only other clients
-            proposed. The owner would otherwise train or evaluate with its labels of these nodes.
+            proposed. Without this check, others could make the owner use its labels of nodes that it did not
+            choose.
     """
     agreed = yield from agree(client, key, node_sets)
     if client.has_labels and [len(nodes) for nodes in agreed] != [len(nodes) for nodes in node_sets]:

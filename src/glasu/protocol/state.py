@@ -35,7 +35,7 @@ class Identity:
     run: bytes
     incarnation: int = 0  # number of starts of this party's process, including the current one
     attempt: int = 0  # number of the attempt; one begins whenever all roles start or resume together
-    earlier_rounds: int = 0  # number of rounds of earlier candidates in a race; round numbers in keys start after them
+    earlier_rounds: int = 0  # rounds that earlier candidates of a race used; added to the round of message keys
     owner: int | None = field(init=False)  # index of the label owner
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ class SimulationCheckpoints:
         self._lock = threading.Lock()
         self._latest: dict[str | None, Any] = {}  # the last state by party; the key None is the server
         self._saved = 0  # round of the last checkpoint
-        self._saved_steps = 0  # warm steps of the last checkpoint before round 0
+        self._saved_steps = 0  # number of warm steps in the last checkpoint of the warm start
 
     @property
     def store(self) -> Store[SimulationState]:

@@ -15,7 +15,7 @@ from glasu.wire.message_key import Key
 
 @dataclass(frozen=True)
 class Ring(Encoding):
-    """Integers modulo 2^bits, which masks hide (`glasu.privacy.masking`).
+    """Integers modulo 2^bits. Masks hide them (`glasu.privacy.masking`).
 
     A client's integer lies in 0..levels - 1, so a sum over `num_clients` clients does not wrap around. Masks are
     uniform in the whole ring, so the server can check neither single numbers nor sums. As with `Integers`, the grid is

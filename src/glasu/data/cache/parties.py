@@ -145,5 +145,5 @@ def _open_party(key: str, facts: PartyFacts, arrays: Mapping[str, NDArray[Any]])
 
 
 def _list_arrays(whole: PartyData | None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the undivided graph, with names that no array of an entry has."""
+    """Return the arrays of the undivided graph. The prefix "whole." tells them from the arrays of the parties."""
     return {} if whole is None else {f"whole.{name}": array for name, array in whole.arrays().items()}

@@ -7,8 +7,9 @@ which v itself was a target do not count. The attacker computes the logarithm of
     C log(r / b) + (E - C) log((1 - r) / (1 - b)),   r = C / E > b
 
 E is the number of rounds in which u was a target and v was not. C is the number of these rounds in which v was drawn. b
-is the base rate. If the attacker does not know the targets, every node of the set counts as a target, and no round is
-left out. The logarithms for both directions and for all layers are added.
+is the base rate. If the attacker does not know the targets, it takes the drawn nodes as targets: E is the number of
+rounds in which u was drawn, C the number of rounds in which both were drawn, and b the share of rounds in which v was
+drawn. The logarithms for both directions and for all layers are added.
 """
 
 from __future__ import annotations
