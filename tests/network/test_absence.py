@@ -136,13 +136,14 @@ def test_a_party_that_is_lost_in_an_attempt_is_awaited_and_then_the_next_attempt
 def test_an_absent_process_that_returns_passes_the_handshake_and_takes_part_in_the_next_attempt():
     harness = WaitingHarness()
     b = harness.prepare("b")
+    wait_for(b.controls)  # another thread of the raw party reads the welcome
     server = b.controls()[0].fields["server"]
     b.end()
     a, c = harness.prepare("a"), harness.prepare("c")
     harness.gather().outcome(20)
     harness.begin(1, [a, c], "ac")
     back = harness.connect("b", hello(server=server))  # the process that was there before
-    wait_for(lambda: back.controls())
+    wait_for(back.controls)
     assert back.controls()[0].fields["resumed"] is False
     with pytest.raises(RestartAttempt):
         harness.session.receive(Receive((Partial,), key(0, 0)))
