@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import sys
 
 import pytest
 
 from glasu.errors import CheckpointError
 from glasu.privacy.ledger import Ledger, LedgerError, Opening, Repair
-from glasu.runtime.ledger_file import Fragment, close_ledger, open_ledger, read_ledger_file
+from glasu.runtime import ledger_file
+from glasu.runtime.ledger_file import Fragment, StoredRecord, close_ledger, open_ledger, read_ledger_file
 from glasu.wire.message_key import Key, Phase
 from support.ledgers import list_entries
 
@@ -140,6 +143,46 @@ def test_a_full_disk_leaves_the_earlier_lines_and_a_later_sync_works(tmp_path, m
     assert path.read_bytes() == before
     ledger.sync()
     assert len(list_entries(path)) == 1
+
+
+def interrupt_at(step: int):
+    """Return a trace function that raises KeyboardInterrupt at one step of the ledger file, as a signal does."""
+    steps = itertools.count()
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != ledger_file.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(steps) == step:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize("syncs_before", [0, 1])
+def test_an_interrupt_at_any_step_of_a_sync_writes_every_line_once(tmp_path, syncs_before):
+    for step in itertools.count():
+        path = tmp_path / f"{step}.jsonl"
+        ledger = open_ledger(path, "a")
+        for _ in range(syncs_before):
+            ledger.sync()
+        enter(ledger)
+        sys.settrace(interrupt_at(step))
+        try:
+            ledger.sync()
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.settrace(None)
+        close_ledger(ledger)
+        assert [type(each) for each in read_ledger_file(path)] == [StoredRecord, StoredRecord]
+        assert open_ledger(path, "a").head == ledger.head
+        if not interrupted:
+            break
+    assert step > 50
 
 
 def test_rules_count_the_entries_of_the_file(tmp_path):

@@ -46,27 +46,37 @@ class LedgerFile:
             durable: whether `sync` waits for the disk. If False, only `close` does.
         """
         self.path, self._durable = path, durable
-        self._pending: list[bytes] = []
+        # The size of the file after the last complete sync (None: not opened yet), and the lines after it. A signal can
+        # interrupt `sync` anywhere, so both change in one assignment. Otherwise lines could be written twice or not at
+        # all.
+        self._tail: tuple[int | None, tuple[bytes, ...]] = None, ()
         self._handle: int | None = None
 
     def append(self, line: bytes) -> None:
         """Add a line, which the next `sync` writes."""
-        self._pending.append(line)
+        size, lines = self._tail
+        self._tail = size, (*lines, line)
 
     def sync(self) -> None:
         """Write all pending lines. If the file is durable, wait until they are on disk."""
-        if not self._pending:
+        size, lines = self._tail
+        if not lines:
             return
         try:
             handle = self._open() if self._handle is None else self._handle
-            before = os.fstat(handle).st_size
+            found = os.fstat(handle).st_size
+            if size is None:
+                self._tail = (size := found), lines
+            if found > size:  # an earlier call was interrupted after it had written lines
+                os.ftruncate(handle, size)
+            content = b"".join(lines)
             try:
-                write_whole(handle, b"".join(self._pending))
+                write_whole(handle, content)
                 if self._durable:
                     sync_handle(handle, data_only=True)
-            except OSError:
-                with suppress(OSError):  # a later sync must not continue an incomplete line
-                    os.ftruncate(handle, before)
+            except BaseException:
+                with suppress(OSError):  # the process may end without another call, and leave an incomplete line
+                    os.ftruncate(handle, size)
                 raise
         except OSError as error:
             raise CheckpointError(
@@ -74,7 +84,7 @@ class LedgerFile:
                 "start the same command again.",
                 f"its ledger cannot be written there ({error.strerror}), so it sent nothing.",
             ) from error
-        self._pending.clear()
+        self._tail = size + len(content), ()
 
     def close(self) -> None:
         """Write all pending lines, wait until they are on disk, and close the file."""
