@@ -1,4 +1,4 @@
-"""The checks of classes and objects of extensions."""
+"""The checks of classes and objects of extensions, and errors in the code of extensions."""
 
 from __future__ import annotations
 
@@ -208,3 +208,51 @@ def test_what_does_not_fit_is_refused_before_it_is_used(tmp_path):
         "sampler 'few-arguments': FewArguments does not fit glasu.model.sampler.Sampler: draw is not a method; "
         f"__init__(config) must accept the parameters (config, graph, client, private_seed). {end}",
     ]
+
+
+FAILING = """
+from glasu import registry
+from glasu.model.sampler import FullGraph
+class Failing(FullGraph):
+    def draw(self, targets, round_index, layer, purpose="neighbors"):
+        raise KeyError("not here")
+registry.register("sampler", "failing", Failing)
+"""
+TRAIN = """
+import sys
+from glasu.cli.main import main
+words = ["--extension", "failing_extension", "--set", "train.sampler=failing", "--quiet"]
+sys.stderr = sys.stdout
+print(main(["train", sys.argv[1], "--out", "out", *words]))
+"""
+
+
+def test_an_unexpected_error_in_the_code_of_an_extension_names_the_extension(tmp_path):
+    (tmp_path / "failing_extension.py").write_text(FAILING)
+    (tmp_path / "run.toml").write_text('[data]\nname = "synthetic"\nnum_nodes = 60\n[train]\nnum_rounds = 1\n')
+    printed = run_program(TRAIN, tmp_path, [tmp_path], [str(tmp_path / "run.toml")])
+    (line,) = [line for line in printed.splitlines() if "failed" in line]
+    assert line.startswith(
+        "glasu train: failed: KeyError: 'not here'; the error is in the extension 'failing_extension'"
+    )
+    assert "correct the extension" in line
+    assert "report this" not in line
+
+
+def test_another_unexpected_error_names_the_loaded_extensions(tmp_path):
+    program = (
+        "import sys\n"
+        "from glasu import registry\n"
+        "from glasu.cli.main import main\n"
+        "from support.commands import replace_run\n"
+        "def fail(args):\n"
+        "    raise KeyError('somewhere')\n"
+        "sys.stderr = sys.stdout\n"
+        "for step in range(2):\n"
+        "    main(['train', 'run.toml', '--out', 'out'], replace_run('train', fail))\n"
+        "    registry.load_extension('innocent_extension')\n"
+    )
+    (tmp_path / "innocent_extension.py").write_text("")
+    without, loaded = run_program(program, tmp_path, [tmp_path]).splitlines()
+    assert "and please report this" in without
+    assert "what these extensions return: 'innocent_extension'; otherwise report this" in loaded

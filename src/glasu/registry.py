@@ -20,6 +20,7 @@ import importlib
 import importlib.metadata
 import inspect
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,13 @@ def find_extension(seam: str, name: str) -> Extension | None:
     """Return the loaded extension whose module or package implements a choice; None for the choices of GLASU."""
     target = _registered[seam].get(name, "")
     return _find_by_module(target.partition(":")[0] if isinstance(target, str) else getattr(target, "__module__", ""))
+
+
+def find_failed_extension(error: BaseException) -> Extension | None:
+    """Return the loaded extension whose code raised an error or called the code that did; None if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = (_find_by_module(frame.f_globals.get("__name__", "")) for frame in reversed(frames))
+    return next(filter(None, found), None)
 
 
 def _find_by_module(name: object) -> Extension | None:
