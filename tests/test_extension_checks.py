@@ -255,4 +255,7 @@ def test_another_unexpected_error_names_the_loaded_extensions(tmp_path):
     (tmp_path / "innocent_extension.py").write_text("")
     without, loaded = run_program(program, tmp_path, [tmp_path]).splitlines()
     assert "and please report this" in without
-    assert "what these extensions return: 'innocent_extension'; otherwise report this" in loaded
+    assert (
+        "check the results of the loaded extensions ('innocent_extension'); if they are correct, please report"
+        in loaded
+    )

@@ -140,7 +140,9 @@ def _advise(error: Exception) -> str:
     if (extension := registry.find_failed_extension(error)) is not None:
         return f"the error is in the extension {extension.name!r}: {advice} correct the extension"
     if loaded := ", ".join(repr(extension.name) for extension in registry.extensions()):
-        return f"{advice} check the types and shapes of what these extensions return: {loaded}; otherwise report this"
+        return (
+            f"{advice} check the results of the loaded extensions ({loaded}); if they are correct, please report this"
+        )
     return f"{advice} please report this"
 
 
