@@ -37,6 +37,7 @@ LEVELS = {
     "registry": 1,
     "ckks_parameters": 0,  # a leaf
     "errors": 0,
+    "extension_checks": 0,  # a leaf
     "html_table": 0,  # a leaf
     "secret": 0,  # a leaf
     "timing": 0,  # a leaf

@@ -193,7 +193,8 @@ def test_a_choice_of_another_class_is_refused_with_its_extension_and_the_base_cl
         "2",
         f"{start}backbone 'wrong-base': must be a subclass of glasu.model.backbones.Backbone, got the class "
         "builtins.int; register a subclass.",
-        f"{start}sampler 'no-draw': Draws must define draw of glasu.model.sampler.Sampler; add it.",
+        f"{start}sampler 'no-draw': Draws does not fit glasu.model.sampler.Sampler: draw is missing. Correct the "
+        "extension.",
         f"{start}task 'wrong-function': must be a subclass of glasu.model.task.Task, got an object of the type "
         "builtin_function_or_method; register a subclass.",
         f"{start}partition 'wrong-type': must be an instance of glasu.data.partition.Partition, got the class "

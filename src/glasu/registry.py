@@ -20,6 +20,7 @@ import importlib
 import importlib.metadata
 import inspect
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from glasu.errors import ConfigError, GlasuError
+from glasu.extension_checks import list_class_faults, list_constructor_faults, list_object_faults
 
 
 class Seam(NamedTuple):
@@ -59,6 +61,7 @@ ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
 _sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of errors about it
+_checked: dict[tuple[str, str], Any] = {}  # seam and name of a registered choice -> the choice that `load` accepted
 _extensions: dict[str, Extension] = {}
 _loading: list[str] = []  # names of the extensions that are being imported, innermost last
 
@@ -111,7 +114,9 @@ def load(seam: str, name: str) -> Any:
         return import_attribute(target, what) if isinstance(target, str) else target
     target, what = _registered[seam][name], f"{_sources[seam, name]}{what}"
     choice = import_attribute(target, what) if isinstance(target, str) else target
-    _check_base(seam, choice, what)
+    if _checked.get((seam, name)) is not choice:
+        _check_base(seam, choice, what)
+        _checked[seam, name] = choice
     return choice
 
 
@@ -160,7 +165,19 @@ def extensions() -> tuple[Extension, ...]:
 def find_extension(seam: str, name: str) -> Extension | None:
     """Return the loaded extension whose module or package implements a choice; None for the choices of GLASU."""
     target = _registered[seam].get(name, "")
-    module = target.partition(":")[0] if isinstance(target, str) else str(getattr(target, "__module__", ""))
+    return _find_by_module(target.partition(":")[0] if isinstance(target, str) else getattr(target, "__module__", ""))
+
+
+def find_failed_extension(error: BaseException) -> Extension | None:
+    """Return the loaded extension whose code raised an error or called the code that did; None if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = (_find_by_module(frame.f_globals.get("__name__", "")) for frame in reversed(frames))
+    return next(filter(None, found), None)
+
+
+def _find_by_module(name: object) -> Extension | None:
+    """Return the loaded extension that is this module or a package that contains it."""
+    module = str(name)
     packages = [module, *(module.rsplit(".", parts)[0] for parts in range(1, module.count(".") + 1))]
     return next((_extensions[package] for package in packages if package in _extensions), None)
 
@@ -236,10 +253,27 @@ def _check_base(seam: str, choice: object, what: str) -> None:
             raise ConfigError(
                 f"{what}: must be an instance of {required}, got {_describe(choice)}; register an instance."
             )
+        _refuse(what, type(choice), base, list_object_faults(choice))
     elif not (isinstance(choice, type) and issubclass(choice, base)):
         raise ConfigError(f"{what}: must be a subclass of {required}, got {_describe(choice)}; register a subclass.")
-    elif missing := sorted(getattr(choice, "__abstractmethods__", ())):
-        raise ConfigError(f"{what}: {choice.__qualname__} must define {', '.join(missing)} of {required}; add it.")
+    else:
+        _refuse(what, choice, base, list_class_faults(choice) + list_constructor_faults(choice, base))
+
+
+def check_instance(found: object, base: type, what: str) -> None:
+    """Refuse an object from an extension whose class does not fit the base class. An error starts with `what`."""
+    if not isinstance(found, base):
+        required = f"{base.__module__}.{base.__name__}"
+        raise ConfigError(f"{what} must be a {required}, got {_describe(found)}. Correct the extension.")
+    _refuse(what, type(found), base, list_class_faults(type(found)))
+
+
+def _refuse(what: str, found: type, base: type, faults: list[str]) -> None:
+    if faults:
+        raise ConfigError(
+            f"{what}: {found.__qualname__} does not fit {base.__module__}.{base.__name__}: {'; '.join(faults)}. "
+            "Correct the extension."
+        )
 
 
 def _describe(choice: object) -> str:

@@ -13,8 +13,18 @@ from scipy.stats import chisquare
 
 from glasu.config import ModelConfig, RunConfig, TrainConfig
 from glasu.data.graph import Graph
-from glasu.model.blocks import Adjacency, draw_layer, draw_neighbors, draw_shared, make_labels, thin_draw
-from glasu.model.sampler import SAMPLERS, Sampler, draw_batch, find_sampler
+from glasu.errors import ConfigError
+from glasu.model.blocks import (
+    Adjacency,
+    Draw,
+    draw_layer,
+    draw_neighbors,
+    draw_shared,
+    find_draw_error,
+    make_labels,
+    thin_draw,
+)
+from glasu.model.sampler import SAMPLERS, FullGraph, Neighbor, Sampler, draw_batch, find_sampler
 from glasu.randomness import Stream
 from glasu.wire.encoding import SINGLE
 from support.draws import list_target_positions
@@ -197,6 +207,60 @@ def test_of_the_new_nodes_every_part_is_kept_equally_often():
     draw = draw_neighbors(graph, targets, 5, 1, labels)
     kept = (thin_draw(graph, targets, draw, 2, key, labels).nodes.tolist() for key in keys(3000))
     assert_uniform(Counter(tuple(nodes) for nodes in kept), 10)
+
+
+# Draws of an extension.
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@quick
+@situation
+def test_a_draw_of_glasu_has_no_error(kind, graph, targets, fanout, seed):
+    assert not find_draw_error(graph, targets, DRAWS[kind](graph, targets, fanout, seed, make_labels(NODES)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda draw: tuple(draw), "it must be a glasu.model.blocks.Draw, got tuple"),
+        (lambda draw: draw._replace(nodes=draw.nodes.tolist()), "nodes must be a vector of signed integers"),
+        (lambda draw: draw._replace(edges=draw.edges.astype(float)), "edges must be a vector of signed integers"),
+        (lambda draw: draw._replace(nodes=draw.nodes[::-1]), "nodes must be sorted, distinct numbers of nodes"),
+        (
+            lambda draw: draw._replace(nodes=np.append(draw.nodes, 12)),
+            "nodes must be sorted, distinct numbers of nodes",
+        ),
+        (lambda draw: draw._replace(nodes=draw.nodes[1:]), "nodes must contain all targets"),
+        (lambda draw: draw._replace(nodes=draw.nodes[:-1]), "nodes must contain the sources of all edges"),
+        (lambda draw: draw._replace(starts=draw.starts[:-1]), "targets, 4, got 3"),
+        (lambda draw: draw._replace(starts=draw.starts + 1), "starts must begin with 0, never decrease and end with"),
+        (lambda draw: draw._replace(starts=np.array([0, 6, 4, 6])), "starts must begin with 0, never decrease"),
+        (lambda draw: draw._replace(edges=draw.edges + 10**6), "must be positions in row i of the graph"),
+        (lambda draw: draw._replace(edges=draw.edges + 4), "must be positions in row i of the graph"),
+        (lambda draw: draw._replace(edges=-draw.edges), "must be positions in row i of the graph"),
+        (lambda draw: draw._replace(scale=draw.scale[1:]), "a finite float per edge"),
+        (lambda draw: draw._replace(scale=draw.scale * np.nan), "a finite float per edge"),
+    ],
+)
+def test_an_invalid_draw_of_an_extension_is_refused_with_the_name_of_the_sampler(change, said):
+    class Changed(Neighbor):
+        def draw(self, targets, round_index, layer, purpose="neighbors"):
+            return change(super().draw(targets, round_index, layer, purpose))
+
+    config = RunConfig(train=TrainConfig(sampler="neighbor", fanout=2))
+    with pytest.raises(ConfigError, match=r"^train\.sampler='neighbor': .*Changed\.draw returned an invalid") as caught:
+        Changed(config, ring(12), 0, 0).draw_and_check(np.array([0, 5, 6]), 0, 1)
+    assert said in str(caught.value)
+
+
+def test_a_sampler_that_states_to_read_all_nodes_must_draw_all_nodes():
+    class Some(FullGraph):
+        def draw(self, targets, round_index, layer, purpose="neighbors"):
+            return Draw(targets, np.zeros(len(targets) + 1, int), np.empty(0, int))
+
+    config = RunConfig(train=TrainConfig(sampler="full"))
+    with pytest.raises(ConfigError, match="nodes must contain all nodes of the graph, because reads_whole_graph"):
+        Some(config, ring(12), 0, 0).draw_and_check(np.array([0, 5]), 0, 1)
 
 
 @pytest.mark.parametrize("settings", [{"sampling": "node"}, {"sampling": "layer"}, {"sampler": "shared"}], ids=str)

@@ -467,3 +467,48 @@ def test_a_regression_that_does_not_beat_the_mean_has_learned_nothing():
 def test_of_few_nodes_or_of_equal_labels_nothing_is_said():
     for labels in (np.repeat([0, 1], [10, 9]), np.zeros(100, int), np.repeat([0, -1], 50)):
         assert not is_collapsed(Multiclass(), np.eye(2)[np.zeros(len(labels), int)], labels, 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [
+        ("multiclass", np.array([2])),
+        ("binary", np.array([1])),
+        ("multilabel", np.array([[1, 0, 1]])),
+        ("regression", np.array([2.5])),
+    ],
+)
+def test_the_predictions_of_every_task_of_glasu_have_the_right_form(task, labels):
+    classes = {"binary": ("a", "b"), "regression": ()}.get(task, ("a", "b", "c"))
+    made = TASKS[task]()
+    made.fit(labels, classes, TrainConfig())
+    made.check_predictions(labels, classes)
+
+
+class Indices(Multiclass):
+    def predict(self, scores: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+        return scores.argmax(axis=1)
+
+    def unknown_labels(self, num_nodes: int, classes: Sequence[str]) -> np.ndarray:
+        return np.zeros(num_nodes, np.int64)
+
+
+class OneRow(Multiclass):
+    def columns(self, scores: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+        return {"prediction": [classes[0]]}
+
+
+def test_predictions_of_the_wrong_form_are_refused_before_training():
+    registry.register("task", "indices", Indices)
+    config, watch = tiny_settings(task="indices"), Stopwatch(time.perf_counter)
+    with pytest.raises(ConfigError) as caught:
+        Client(config, tiny_parties(1)[0], index=0, names=["a"], watch=watch)
+    assert str(caught.value) == (
+        "The task Indices: unknown_labels must return -1 or NaN for every node, in the form of the labels; predict "
+        "must return names of classes, or columns must convert its result to text. Correct the extension."
+    )
+
+
+def test_a_table_of_predictions_must_have_one_value_per_row():
+    with pytest.raises(ConfigError, match="every column of columns must have one value per row of scores"):
+        OneRow().check_predictions(np.array([0, 1]), ("a", "b"))

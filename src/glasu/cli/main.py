@@ -126,13 +126,24 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     except (OSError, MemoryError) as error:  # for example a full disk, or a graph that does not fit into memory
         return _fail(args, f"{type(error).__name__}: {error}", 1)
-    except Exception as error:  # a bug; only developers need the traceback
+    except Exception as error:  # a bug of GLASU or of an extension; only developers need the traceback
         if os.environ.get("GLASU_TRACEBACK"):
             raise
-        advice = "set GLASU_TRACEBACK=1 to print the traceback (it may contain data), and please report this"
         why = "" if args.command in BETWEEN_ORGANISATIONS else f": {error}"
-        return _fail(args, f"failed: {type(error).__name__}{why}; {advice}.", 1)
+        return _fail(args, f"failed: {type(error).__name__}{why}; {_advise(error)}.", 1)
     return code or 0
+
+
+def _advise(error: Exception) -> str:
+    """Return the remedy for an unexpected error. It can be a bug of GLASU or of a loaded extension."""
+    advice = "set GLASU_TRACEBACK=1 to print the traceback (it may contain data), and"
+    if (extension := registry.find_failed_extension(error)) is not None:
+        return f"the error is in the extension {extension.name!r}: {advice} correct the extension"
+    if loaded := ", ".join(repr(extension.name) for extension in registry.extensions()):
+        return (
+            f"{advice} check the results of the loaded extensions ({loaded}); if they are correct, please report this"
+        )
+    return f"{advice} please report this"
 
 
 def _warn_about_fresh(args: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from glasu.data.graph import Graph
 from glasu.model import kernels
 from glasu.model.sparse import SparseRows
-from glasu.randomness import draw_distinct, draw_smallest, split_key
+from glasu.randomness import draw_distinct, draw_smallest, find_members, split_key
 
 NodeSet = NDArray[np.int64]
 NodeLabels = NDArray[np.int32]  # a scratch array of one client: a number per node, -1 between calls; see `kernels`
@@ -82,6 +82,38 @@ class Block:
         indices, positions = labels[matrix.indices], labels[self.positions].astype(np.int64)
         labels[columns] = -1
         return Block(SparseRows(matrix.indptr, indices, matrix.data, len(columns)), positions), columns
+
+
+def find_draw_error(graph: Graph, targets: NodeSet, draw: object) -> str:
+    """Return a description of the first error in a draw into `targets`, or "" if it is valid.
+
+    The compiled loops read beyond the ends of the arrays if a draw is invalid.
+    """
+    if not isinstance(draw, Draw):
+        return f"it must be a glasu.model.blocks.Draw, got {type(draw).__name__}"
+    for name in ("nodes", "starts", "edges"):
+        values = getattr(draw, name)
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind != "i":
+            return f"{name} must be a vector of signed integers, as int64"
+    nodes, starts, edges, scale = draw
+    if len(nodes) and not (0 <= nodes[0] <= nodes[-1] < graph.num_nodes and (nodes[1:] > nodes[:-1]).all()):
+        return "nodes must be sorted, distinct numbers of nodes in the graph"
+    if not find_members(nodes, targets).all():
+        return "nodes must contain all targets"
+    if len(starts) != len(targets) + 1:
+        return f"starts must have one entry more than there are targets, {len(targets) + 1}, got {len(starts)}"
+    if starts[0] != 0 or starts[-1] != len(edges) or (starts[1:] < starts[:-1]).any():
+        return "starts must begin with 0, never decrease and end with the number of edges"
+    counts = np.diff(starts)
+    first, last = np.repeat(graph.indptr[targets], counts), np.repeat(graph.indptr[targets + 1], counts)
+    if not ((first <= edges) & (edges < last)).all():
+        return "edges[starts[i]:starts[i + 1]] must be positions in row i of the graph, where i is the target"
+    if not find_members(nodes, graph.indices[edges]).all():
+        return "nodes must contain the sources of all edges"
+    if scale is None:
+        return ""
+    is_vector = isinstance(scale, np.ndarray) and scale.shape == edges.shape and scale.dtype.kind == "f"
+    return "" if is_vector and np.isfinite(scale).all() else "scale must be None or a vector of a finite float per edge"
 
 
 def list_edges_into(graph: Graph, targets: NodeSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

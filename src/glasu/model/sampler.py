@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from glasu import registry
 from glasu.config import RunConfig, TrainConfig
 from glasu.data.graph import Graph
+from glasu.errors import ConfigError
 from glasu.model import kernels
 from glasu.model.backbones import find_backbone
 from glasu.model.blocks import (
@@ -29,6 +30,7 @@ from glasu.model.blocks import (
     draw_layer,
     draw_neighbors,
     draw_shared,
+    find_draw_error,
     thin_draw,
 )
 from glasu.model.draw_estimates import DrawEstimate, EdgeCounts
@@ -115,6 +117,23 @@ class Sampler(ABC):
             layer: l.
             purpose: the name of the random stream. Training and evaluation draw from different streams.
         """
+
+    def draw_and_check(self, targets: NodeSet, round_index: int, layer: int, purpose: str = "neighbors") -> Draw:
+        """Call `draw`, and refuse an invalid result. Draws of GLASU's own samplers are valid, so they are not checked.
+
+        Raises:
+            ConfigError: the sampler of an extension returned an invalid draw.
+        """
+        draw = self.draw(targets, round_index, layer, purpose)
+        if type(self) in SAMPLERS.values():
+            return draw
+        error = find_draw_error(self.graph, targets, draw)
+        if not error and self.reads_whole_graph and len(draw.nodes) < self.graph.num_nodes:
+            error = "nodes must contain all nodes of the graph, because reads_whole_graph is true"
+        if error:
+            method = f"train.sampler={self.train.sampler!r}: {type(self).__qualname__}.draw"
+            raise ConfigError(f"{method} returned an invalid draw for layer {layer}: {error}. Correct the extension.")
+        return draw
 
     @classmethod
     def estimate_draw(
@@ -257,7 +276,7 @@ class FullGraph(Sampler):
             yield from super().exact_blocks(targets)
             return
         everything = self._everything
-        whole = self.block(everything, everything, self.draw(everything, 0, 0))
+        whole = self.block(everything, everything, self.draw_and_check(everything, 0, 0))
         block, labels = whole.at(targets), self.adjacency.labels
         yield slice(None), *((block, everything) if block is whole else block.compact(labels))
 

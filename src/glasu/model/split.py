@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from glasu import registry
 from glasu.config import ModelConfig
 from glasu.model.aggregation import make_aggregation
 from glasu.model.backbones import find_backbone
 from glasu.model.blocks import Block
 from glasu.model.dropout import ENCODER, Dropout
-from glasu.model.layers import Hidden, Projection, ResidualLayer
+from glasu.model.layers import Hidden, Layer, Projection, ResidualLayer
 from glasu.model.seeding import seed_torch_generator
 from glasu.randomness import TORCH_GENERATOR, Stream
 
@@ -63,6 +64,7 @@ class ClientModel(nn.Module):
             for layer in range(config.num_layers):
                 seed_torch_generator(stream("weights", layer))
                 inner, residual = self.backbone.build_layer(layer, widths[layer]), config.residual
+                registry.check_instance(inner, Layer, f"model.backbone={config.backbone!r}: the result of build_layer")
                 self.layers.append(ResidualLayer(inner, widths[layer], config.hidden) if residual else inner)
             self.head = nn.ModuleList()
             width = widths[-1]

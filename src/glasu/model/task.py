@@ -238,9 +238,30 @@ class Task(ABC):
         """Return the predictions that the Python API shows, one row per node."""
 
     def columns(self, scores: ScoreRows, classes: Sequence[str]) -> Columns:
-        """Return the columns of a table of predictions, without the ids."""
+        """Return the columns of a table of predictions, without the ids: one value per row of `scores`.
+
+        If the task has classes, the values of the column "prediction" are text that names classes.
+        """
         predicted: Columns = {"prediction": self.predict(scores, classes).tolist()}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
+
+    def check_predictions(self, labels: Labels, classes: Sequence[str]) -> None:
+        """Predict these known labels. So an error in the predictions of a new task is found before training.
+
+        Raises:
+            ConfigError: a prediction, or the result of `unknown_labels`, has the wrong form.
+        """
+        unknown = self.unknown_labels(len(labels), classes)
+        columns = self.columns(self.convert_scores(self.label_scores(labels, classes)), classes)
+        faults = []
+        if unknown.shape != labels.shape or have_labels(unknown).any():
+            faults.append("unknown_labels must return -1 or NaN for every node, in the form of the labels")
+        if any(len(column) != len(labels) for column in columns.values()):
+            faults.append("every column of columns must have one value per row of scores")
+        if self.has_classes and not all(isinstance(value, str) for value in columns["prediction"]):
+            faults.append("predict must return names of classes, or columns must convert its result to text")
+        if faults:
+            raise ConfigError(f"The task {type(self).__qualname__}: {'; '.join(faults)}. Correct the extension.")
 
 
 class Multiclass(Task):

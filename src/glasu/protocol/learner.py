@@ -65,7 +65,10 @@ class NodeData:
         self.dtype = getattr(torch, find_compute_dtype(config).name)
         self.task = make_task(config.train)
         if has_labels and party.labels is not None:
-            self.task.fit(party.labels[self.training_examples()], party.classes, config.train)
+            labels = party.labels[self.training_examples()]
+            self.task.fit(labels, party.classes, config.train)
+            if len(labels):
+                self.task.check_predictions(labels[:1], party.classes)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         self._keeps_rows = find_sampler(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None

@@ -116,7 +116,8 @@ def client_sampling(
     for layer in reversed(range(last)):
         with client.watch.measure("sampling"):
             pairs = zip(rounds, nodes, strict=True)
-            drawn = [client.learner.sampler.draw(sets[0], index, layer, PURPOSE[phase]) for index, sets in pairs]
+            draw, purpose = client.learner.sampler.draw_and_check, PURPOSE[phase]
+            drawn = [draw(sets[0], index, layer, purpose) for index, sets in pairs]
         found: Sequence[NodeSet] = [draw.nodes for draw in drawn]
         if layer in agreed:
             found = yield from agree(client, key.at(layer), found)

@@ -82,7 +82,7 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
         seed: the seed of a client's stochastic rounding; None: `train.seed`. The server passes None.
     """
     precision: Precision = registry.load("encoding", config.wire.precision)
-    encodings, num_clients = precision.make(config), config.data.num_clients
+    encodings, num_clients = _make(precision, config), config.data.num_clients
     if seed is not None:
         encodings = {kind: encoding.with_seed(seed) for kind, encoding in encodings.items()}
     encodings = {**encodings, OWNER_GRADIENT: encodings[GRADIENT]}
@@ -94,6 +94,20 @@ def make_encodings(config: RunConfig, seed: int | Secret | None = None) -> Mappi
     encodings = {**encodings, CHANGE: Integers(config.model.hidden, config.wire.feedback_bits, num_clients)}
     for kind, encoding in encodings.items():
         _check_dtype(config.wire.precision, kind, encoding)
+    return encodings
+
+
+def _make(precision: Precision, config: RunConfig) -> Mapping[TensorKind, Encoding]:
+    """Return what `precision.make` returns; refuse the result of an extension if it lacks an encoding."""
+    encodings: object = precision.make(config)
+    what = f"wire.precision={config.wire.precision!r}: the result of make"
+    if not isinstance(encodings, Mapping) or not use_for_all_kinds(None).keys() <= encodings.keys():
+        raise ConfigError(
+            f"{what} must be a dict with the keys REPRESENTATION, GRADIENT and PROBABILITIES of "
+            "glasu.wire.tensor_kinds; return an encoding for each of them."
+        )
+    for kind, encoding in encodings.items():
+        registry.check_instance(encoding, Encoding, f"{what} for a {kind}")
     return encodings
 
 
