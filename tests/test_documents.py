@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -62,6 +64,86 @@ assert estimate.nodes == graph.num_nodes
 assert estimate.numbers == 2 * len(whole) + 1 + 2 * len(sampler.draw(whole, 0, 1).edges)
 report = glasu.train(parties, config)
 print("ok", report.config.train.sampler, len(report.losses))
+"""
+
+TRAINED = """
+import dataclasses
+import numpy as np
+import torch
+import glasu
+from glasu import registry
+from glasu.model.task import make_task
+from glasu.runtime.simulation import simulate
+from glasu.runtime.trained_model import TrainedModel
+from glasu.wire.floats import Plain
+from glasu.wire.message_key import Key, Phase
+for name in ("my_aggregation", "my_encoding", "my_backbone", "my_task", "my_choices"):
+    registry.load_extension(name)
+base = glasu.RunConfig.from_dict({
+    "data": {"name": "synthetic", "num_nodes": 60, "average_degree": 6.0, "num_features": 9},
+    "train": {"num_rounds": 2, "evaluate_every": 2},
+    "model": {"backbone": "gcn", "hidden": 8, "num_layers": 2, "aggregation_layers": [0, 1]},
+})
+joint = {"backward": "joint", "num_local_steps": 1}
+runs = {
+    "none": {},
+    "joint gradients": {"train": joint},
+    "aggregation": {"model": {"aggregation": "sum"}},
+    "aggregation and joint gradients": {"model": {"aggregation": "sum"}, "train": joint},
+    "encoding": {"wire": {"precision": "half"}},
+    "encoding and joint gradients": {"wire": {"precision": "half"}, "train": joint},
+    "backbone": {"model": {"backbone": "max-pool"}},
+    "optimizer": {"train": {"optimizer": "sign"}},
+    "schedule": {"train": {"schedule": "warm-up"}},
+    "partition": {"data": {"partition": "dealt"}},
+    "method": {"train": {"method": "late"}},
+}
+digests = set()
+for run, changes in runs.items():
+    config = base.replace(**changes)
+    digests.add(glasu.train(glasu.load_parties(config), config).weights_sha256)
+assert len(digests) == len(runs)  # every choice has an effect
+config = glasu.RunConfig.from_dict({
+    "data": {"name": "synthetic", "num_nodes": 60, "num_features": 9},
+    "train": {"num_rounds": 1, "preset": "wide"},
+})
+assert glasu.train(glasu.load_parties(config), config).config.model.hidden == 128
+
+parties, counts = glasu.load_parties(base), np.arange(60) % 5 + 0.0
+parties = [dataclasses.replace(party, labels=counts, classes=()) for party in parties]
+simulation = simulate(parties, base.replace(train={"task": "counts", "num_rounds": 50, "learning_rate": 0.05}))
+predicted = TrainedModel.of(simulation.clients).predict([dataclasses.replace(party, labels=None) for party in parties])
+assert predicted.shape == counts.shape and (predicted >= 0).all()
+assert simulation.report.losses[-1] < simulation.report.losses[0]
+task = make_task(simulation.report.config.train)
+logits = torch.randn(5, 1, dtype=torch.float64)
+labels = torch.arange(5.0)
+loss, gradient = task.loss_and_gradient(logits, labels)
+for row in range(5):
+    moved = logits.clone()
+    moved[row] += 1e-6
+    assert abs((task.loss_and_gradient(moved, labels)[0] - loss) / 1e-6 - gradient[row].item()) < 1e-4
+assert task.find_score_error(np.full((2, 1), np.nan))
+assert not task.find_score_error(task.repair_scores(np.array([[-1.0], [1e9]])))
+
+values = [np.random.default_rng(client).standard_normal((4, 3), np.float32) for client in range(3)]
+keys = [Key(b"", Phase.TRAINING, 0).to_client(client) for client in range(3)]
+encoding = Plain()
+for client in range(3):
+    own = registry.load("aggregation", "sum")(3, client)
+    partial = torch.from_numpy(values[client])
+    whole = torch.from_numpy(own.combine_partials(encoding, values, keys[0], 0))
+    torch.testing.assert_close(own.merge(own.extract_others(whole, partial), partial), whole)
+    torch.testing.assert_close(
+        torch.from_numpy(own.combine_gradients(encoding, values, keys, 0)[client]),
+        own.own_gradient(torch.from_numpy(sum(values))),
+    )
+half = next(iter(registry.load("encoding", "half").make(base).values()))
+payload = half.encode(values[0], keys[0])
+assert not half.find_error(payload, 3) and half.is_finite(payload)
+assert np.array_equal(half.decode(payload), values[0].astype(np.float16))
+assert not half.is_finite(half.encode(values[0] * 1e9, keys[0]))
+print("ok")
 """
 
 
@@ -139,10 +221,30 @@ def test_the_page_on_extensions_names_the_class_the_methods_and_an_example_of_ev
             assert re.search(rf"^(class )?{name}\b", source, re.M), name
 
 
-def test_the_sampler_of_the_page_on_extensions_draws_and_trains(tmp_path):
-    (block,) = re.findall(r"```python\n# my_sampler\.py\n(.*?)```", EXTENSIONS, re.S)
-    (tmp_path / "my_sampler.py").write_text(block)
-    assert run_program(SAMPLER, tmp_path, [tmp_path]).split() == ["ok", "first-neighbors", "2"]
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory) -> Path:
+    """Return a folder with the modules on the page on extensions."""
+    folder = tmp_path_factory.mktemp("modules")
+    for name, block in re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", EXTENSIONS, re.S):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(block)
+    return folder
+
+
+def test_the_sampler_of_the_page_on_extensions_draws_and_trains(tmp_path, modules):
+    assert run_program(SAMPLER, tmp_path, [modules]).split() == ["ok", "first-neighbors", "2"]
+
+
+def test_the_other_examples_of_the_page_on_extensions_train(tmp_path, modules):
+    assert run_program(TRAINED, tmp_path, [modules]).split() == ["ok"]
+
+
+def test_a_server_without_torch_can_import_the_examples_of_the_page_on_extensions(modules):
+    names = sorted(path.stem for path in modules.iterdir())
+    assert len(names) == 6
+    loads = "".join(f"; registry.load_extension({name!r})" for name in names)
+    program = f"import sys; sys.modules['torch'] = None; sys.path.insert(0, '.'); from glasu import registry{loads}"
+    subprocess.run([sys.executable, "-c", program], cwd=modules, check=True)
 
 
 def test_ci_and_the_workflow_call_make_test():
