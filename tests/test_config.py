@@ -147,7 +147,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.toml: is not valid TOML"):
         write_and_read(tmp_path, "[train\nseed = 1")
     (tmp_path / "latin.toml").write_bytes(b'[data]\nname = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML"):
+    with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML: line 2 is not UTF-8; save it as UTF-8\.$"):
         RunConfig.from_toml(tmp_path / "latin.toml")
 
 

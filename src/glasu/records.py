@@ -254,7 +254,11 @@ def _parse(
     except RecursionError:
         raise RecordError(source, [Fault(FaultCode.SIZE, "", "is nested too deeply")]) from None
     except ValueError as error:  # not UTF-8, not JSON or TOML, or a number with thousands of digits
-        message = f"is not valid {format_name}: {error}".rstrip(".")
+        why = str(error).rstrip(".")
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object.count(b"\n", 0, error.start) + 1
+            why = f"line {line} is not UTF-8; save it as UTF-8"
+        message = f"is not valid {format_name}: {why}"
         raise RecordError(source, [Fault(FaultCode.NOT_PARSED, "", message)]) from None
 
 
