@@ -66,7 +66,16 @@ TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular a
     bytes: ("hexadecimal digits", "strings"),
     datetime: ("a time with a time zone", "times"),
 }
-_SHORT = reprlib.Repr()
+
+
+class _ShortRepr(reprlib.Repr):
+    """Short texts of values, with true and false as in JSON and TOML."""
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()
+
+
+_SHORT = _ShortRepr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 12, 12, 4
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
