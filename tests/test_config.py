@@ -186,6 +186,17 @@ def test_an_override_of_another_form_is_refused_with_an_example(tmp_path, overri
         write_and_read(tmp_path, "", override)
 
 
+def test_the_faults_of_all_overrides_and_of_the_file_are_listed_together(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        write_and_read(
+            tmp_path, '[data]\nroot = "~no-such-user"\n', "foo=1", "train.sead=2", "bar", "wire.chunk_rows=0"
+        )
+    for part in ("--set foo=1: must look like", "train.sead", "--set bar: ", "wire.chunk_rows=0", "no-such-user"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--set train\.seed=1: only .* --set data: must look like"):
+        RunConfig().apply_overrides(["train.seed=1", "data"], ("data",))
+
+
 # Unknown names
 
 
