@@ -51,10 +51,19 @@ def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuse
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"model": {"backbone": "gcniii"}}, r'must be .*"sage".* \(did you mean "gcnii"\?\)\.$'),
+        (
+            {"model": {"backbone": "gcniii"}},
+            r'must be .*"sage".* \(did you mean "gcnii"\?\); if an extension registers',
+        ),
         ({"train": {"method": "ensembl"}}, r'\(did you mean "ensemble"\?\)'),
         ({"train": {"sampler": "neighbour"}}, r'\(did you mean "neighbor"\?\)'),
-        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)'),
+        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)\.$'),
+        (
+            {"model": {"backbone": "mine"}},
+            r'must be .*"sage"; if an extension .*, load that extension with --extension',
+        ),
+        ({"privacy": {"profile": "mine"}}, r'must be [^;]*\.$'),
+        ({"model": {"backbone": 3}}, r'must be .*"sage"\.$'),
         ({"data": {"split": "publc"}}, r'\(did you mean "public"\?\)'),
     ],
 )

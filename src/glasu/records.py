@@ -513,16 +513,19 @@ def describe_expected(annotation: Any) -> str:
 
 
 def _suggest_choice(value: object, annotation: Any) -> str:
-    """Return the end of a rule that suggests the most similar choice of an annotation; "" if no choice is similar."""
-    inner = typing.get_args(annotation)
+    """Return the end of a rule that says how to correct a wrong choice: the most similar choice, and --extension."""
+    if not isinstance(value, str):
+        return ""
+    inner, hint = typing.get_args(annotation), ""
     choices: Sequence[object] = ()
     if typing.get_origin(annotation) is Literal:
         choices = inner
     elif typing.get_origin(annotation) is Annotated and isinstance(inner[1], Choice):
         choices = registry.choices(inner[1].seam)
+        hint = f"; {registry.EXTENSION_HINT}" if inner[1].seam in registry.EXTENSIBLE else ""
     names = [choice for choice in choices if isinstance(choice, str)]
-    match = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-    return f" (did you mean {json.dumps(match[0])}?)" if match else ""
+    match = difflib.get_close_matches(value, names, n=1)
+    return (f" (did you mean {json.dumps(match[0])}?)" if match else "") + hint
 
 
 def _name_plural(annotation: Any) -> str:

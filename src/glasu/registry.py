@@ -55,6 +55,10 @@ SEAMS = {
 }
 # Seams to which an extension may add a choice. The other seams are privacy rules, which the threat model describes.
 EXTENSIBLE = tuple(name for name, seam in SEAMS.items() if seam.base is not None)
+EXTENSION_HINT = (
+    "if an extension registers this name, load that extension with --extension, or in Python with "
+    "registry.load_extension"
+)
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
@@ -101,10 +105,7 @@ def load(seam: str, name: str) -> Any:
     """Return the implementation of a choice; import it if necessary."""
     if not is_choice(seam, name):
         listed = ", ".join(choices(seam))
-        raise ConfigError(
-            f"{seam} {name!r} is not known; known are {listed}. Load the extension that registers {name!r}, or "
-            "correct the name."
-        )
+        raise ConfigError(f"{seam} {name!r} is not known; known are {listed}. Correct the name; {EXTENSION_HINT}.")
     table, what = _load_table(seam), f"{seam} {name!r}"
     if name in table:
         target = table[name]
