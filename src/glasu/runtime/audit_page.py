@@ -46,7 +46,7 @@ def describe_verdict(audit: Audit) -> str:
         return f"{len(failed)} of {len(failed) + len(passed)} checks failed: do not rely on these ledgers."
     found = "1 check" if len(passed) == 1 else f"{len(passed)} checks"
     names = ", ".join(check.check for check in skipped)
-    end = f" The end was not checked: there are no {names}." if skipped else ""
+    end = f" The end of a ledger was not checked: there are no {names}." if skipped else ""
     return f"{found} passed: no record was changed, moved or omitted.{end}"
 
 
