@@ -20,6 +20,7 @@ from glasu.config import (
 )
 from glasu.data.methods import METHODS
 from glasu.errors import ConfigError
+from glasu.records import describe
 
 SECTIONS = {
     "data": DataConfig,
@@ -147,7 +148,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.toml: is not valid TOML"):
         write_and_read(tmp_path, "[train\nseed = 1")
     (tmp_path / "latin.toml").write_bytes(b'[data]\nname = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML"):
+    with pytest.raises(ConfigError, match=r"latin\.toml: is not valid TOML: line 2 is not UTF-8; save it as UTF-8\.$"):
         RunConfig.from_toml(tmp_path / "latin.toml")
 
 
@@ -183,6 +184,17 @@ def test_an_override_beats_the_file_and_the_last_one_the_others(tmp_path):
 def test_an_override_of_another_form_is_refused_with_an_example(tmp_path, override):
     with pytest.raises(ConfigError, match=r"section\.key=value, for example train\.seed=1"):
         write_and_read(tmp_path, "", override)
+
+
+def test_the_faults_of_all_overrides_and_of_the_file_are_listed_together(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        write_and_read(
+            tmp_path, '[data]\nroot = "~no-such-user"\n', "foo=1", "train.sead=2", "bar", "wire.chunk_rows=0"
+        )
+    for part in ("--set foo=1: must look like", "train.sead", "--set bar: ", "wire.chunk_rows=0", "no-such-user"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--set train\.seed=1: only .* --set data: must look like"):
+        RunConfig().apply_overrides(["train.seed=1", "data"], ("data",))
 
 
 # Unknown names
@@ -377,7 +389,7 @@ def test_these_runs_can_have_noise(sections):
         ({"train": {"backward": "joint"}}, r"train\.backward='joint': .*no rounds of messages"),
         ({"train": {"party_dropout": 0.1}}, r"train\.party_dropout=0\.1: "),
         ({"train": {"warm_start": 3}}, r"train\.warm_start=3: "),
-        ({"wire": {"feedback": True}}, r"wire\.feedback=True: |wire\.feedback=true: "),
+        ({"wire": {"feedback": True}}, r"wire\.feedback=true: "),
         ({"train": {"preset": "none"}}, r"aggregation_layers=\[1, 3\]: "),
     ],
 )
@@ -430,7 +442,7 @@ def assert_refused(section, values, key, way_out):
     with pytest.raises(ConfigError) as caught:
         RunConfig.from_dict({section: values})
     said, value = str(caught.value), values.get(key, getattr(SECTIONS[section](), key))
-    shown = {repr(value), repr(tuple(value))} if isinstance(value, list) else {repr(value)}
+    shown = {describe(value), repr(tuple(value))} if isinstance(value, list) else {describe(value)}
     assert any(f"{section}.{key}={text}" in said for text in shown), said
     assert way_out in said, said
     assert "\n" not in said
@@ -654,7 +666,7 @@ def test_a_blind_server_is_refused_with_encryption_because_the_server_sees_no_su
                 'train.sampler="neighbor"',
                 "data.num_clients=2",
                 "privacy.label_epsilon=1.0",
-                "privacy.release_probabilities=False",
+                "privacy.release_probabilities=false",
             ],
         ),
         (
@@ -663,7 +675,7 @@ def test_a_blind_server_is_refused_with_encryption_because_the_server_sees_no_su
         ),
         (
             {"privacy": {"profile": "dp"}, "train": {"labels": "a", "party_dropout": 0.3}, "wire": {"feedback": True}},
-            ["train.labels='a'", "train.party_dropout=0.3", "wire.feedback=True"],
+            ["train.labels='a'", "train.party_dropout=0.3", "wire.feedback=true"],
         ),
     ],
     ids=["five sections", "feedback", "one release"],

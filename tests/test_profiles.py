@@ -5,6 +5,7 @@ import pytest
 from glasu import ConfigError, RunConfig
 from glasu.config import describe_profile
 from glasu.profiles import PROFILES
+from glasu.records import describe
 
 PROTECTED = sorted(set(PROFILES) - {"off"})
 
@@ -40,7 +41,7 @@ def test_lean_narrows_what_parties_exchange_unless_keys_say_otherwise():
 def test_all_keys_that_contradict_a_profile_are_refused_together():
     with pytest.raises(ConfigError) as caught:
         with_profile("lean", model={"aggregation_layers": [1, 3]}, privacy={"blind_server": False})
-    assert 'privacy.blind_server=False: privacy.profile="lean" needs True' in str(caught.value)
+    assert 'privacy.blind_server=false: privacy.profile="lean" needs true' in str(caught.value)
     assert 'model.aggregation_layers=[1, 3]: privacy.profile="lean" needs [3]; remove the key' in str(caught.value)
 
 
@@ -105,14 +106,14 @@ def test_all_keys_that_have_no_effect_with_a_profile_are_refused_together(profil
     with pytest.raises(ConfigError) as caught:
         with_profile(profile, privacy=keys)
     for key, value in keys.items():
-        assert f"privacy.{key}={value!r}: has no effect without privacy." in str(caught.value)
+        assert f"privacy.{key}={describe(value)}: has no effect without privacy." in str(caught.value)
     assert with_profile(profile).privacy.target_epsilon is None
 
 
 def test_contradictions_and_keys_without_effect_are_refused_together():
     with pytest.raises(ConfigError) as caught:
         with_profile("server", privacy={"blind_server": False, "dp_clip": 0.5})
-    assert 'privacy.blind_server=False: privacy.profile="server" needs True' in str(caught.value)
+    assert 'privacy.blind_server=false: privacy.profile="server" needs true' in str(caught.value)
     assert "privacy.dp_clip=0.5: has no effect without privacy.dp_noise_multiplier" in str(caught.value)
 
 

@@ -51,10 +51,19 @@ def test_the_config_accepts_every_choice_of_a_seam_and_lists_them_when_it_refuse
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"model": {"backbone": "gcniii"}}, r'must be .*"sage".* \(did you mean "gcnii"\?\)\.$'),
+        (
+            {"model": {"backbone": "gcniii"}},
+            r'must be .*"sage".* \(did you mean "gcnii"\?\); if an extension registers',
+        ),
         ({"train": {"method": "ensembl"}}, r'\(did you mean "ensemble"\?\)'),
         ({"train": {"sampler": "neighbour"}}, r'\(did you mean "neighbor"\?\)'),
-        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)'),
+        ({"train": {"backward": "locl"}}, r'\(did you mean "local"\?\)\.$'),
+        (
+            {"model": {"backbone": "mine"}},
+            r'must be .*"sage"; if an extension .*, load that extension with --extension',
+        ),
+        ({"privacy": {"profile": "mine"}}, r"must be [^;]*\.$"),
+        ({"model": {"backbone": 3}}, r'must be .*"sage"\.$'),
         ({"data": {"split": "publc"}}, r'\(did you mean "public"\?\)'),
     ],
 )
@@ -135,6 +144,34 @@ def test_an_extension_that_exits_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="importing 'exits_on_import' failed"):
         registry.load_extension("exits_on_import")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        (
+            "fails_here",
+            "import json\n\ndef f():\n    json.loads('x')\n\nf()\n",
+            r"fails_here\.py, line 4\); correct the",
+        ),
+        ("needs_more", "import no_such.part\n", r"needs_more\.py, line 1\); install 'no_such', or put its folder on"),
+        ("is_no_python", "def f(:\n", r"SyntaxError: .*is_no_python\.py, line 1\)\); correct the"),
+        ("is_too_old", "\nfrom glasu import no_such\n", r"ImportError: .*is_too_old\.py, line 2\); correct the"),
+    ],
+)
+def test_an_extension_that_fails_on_import_is_refused_with_the_line_and_the_remedy(
+    name, source, said, tmp_path, monkeypatch
+):
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=f"importing '{name}' failed .*{said}"):
+        registry.load_extension(name)
+
+
+@pytest.mark.parametrize("name", ["mine.py", "./mine.py", "folder/mine.py"])
+def test_a_file_instead_of_a_module_is_refused_with_the_name_of_the_module(name):
+    with pytest.raises(ConfigError, match=r"is not the name of a module; .* and give --extension mine\.$"):
+        registry.load_extension(name)
 
 
 def test_an_unknown_choice_is_refused_with_those_that_are_known():

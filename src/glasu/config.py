@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -9,7 +10,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -133,10 +134,8 @@ class RunConfig(ConfigSections):
             kind: Any = classes[name]
             known = [item.name for item in dataclasses.fields(kind)]
             faults += [f"{source}: unknown key {name}.{key}{suggest(key, known)}" for key in keys if key not in known]
-            try:
+            with _collect_faults(faults):
                 parts[name] = kind(**{key: keys[key] for key in keys if key in known and keys[key] is not None})
-            except ConfigError as error:
-                faults.append(str(error))
         if faults:
             raise ConfigError(" ".join(faults))
         return cls(**parts)
@@ -145,11 +144,16 @@ class RunConfig(ConfigSections):
     def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a TOML file and apply `section.key=value` overrides; relative paths are relative to the file."""
         path = Path(path)
-        sections = read_sections(path)
+        sections, faults = read_sections(path), list[str]()
         for override in overrides:
-            _apply_override(sections, override)
-        _make_absolute(sections, path)
-        config = cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
+            with _collect_faults(faults):
+                _apply_override(sections, override)
+        with _collect_faults(faults):
+            _make_absolute(sections, path)
+        with _collect_faults(faults):
+            config = cls.from_dict(sections, f"{path} (or --set)" if overrides else str(path))
+        if faults:
+            raise ConfigError(" ".join(faults))
         if config.data.parties and "num_clients" in sections["data"]:  # the default does not conflict with the folders
             refuse_other_count(config.data.num_clients, len(config.data.parties), "data.parties lists")
         return config
@@ -162,10 +166,15 @@ class RunConfig(ConfigSections):
             sections: the sections that may be changed.
         """
         changed: dict[str, Any] = {}
+        faults: list[str] = []
         for override in overrides:
             if override.partition(".")[0].strip() not in sections:
-                raise ConfigError(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
-            _apply_override(changed, override)
+                faults.append(f"--set {override}: only [{'], ['.join(sections)}] can be changed here.")
+                continue
+            with _collect_faults(faults):
+                _apply_override(changed, override)
+        if faults:
+            raise ConfigError(" ".join(faults))
         _make_absolute(changed, Path("-"))
         base = self.to_dict(given=True)
         for key, other in (("name", "parties"), ("parties", "name")):
@@ -286,6 +295,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the most similar known name, or all names."""
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}."
+
+
+@contextlib.contextmanager
+def _collect_faults(faults: list[str]) -> Iterator[None]:
+    """Append the message of a ConfigError in the block to `faults`, so that one error can list all faults."""
+    try:
+        yield
+    except ConfigError as error:
+        faults.append(str(error))
 
 
 def _apply_override(sections: dict[str, Any], override: str) -> None:

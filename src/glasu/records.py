@@ -66,7 +66,16 @@ TYPE_NAMES: dict[Any, tuple[str, str]] = {  # type -> its name in the singular a
     bytes: ("hexadecimal digits", "strings"),
     datetime: ("a time with a time zone", "times"),
 }
-_SHORT = reprlib.Repr()
+
+
+class _ShortRepr(reprlib.Repr):
+    """Short texts of values, with true and false as in JSON and TOML."""
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return str(value).lower()
+
+
+_SHORT = _ShortRepr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 12, 12, 4
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
@@ -254,7 +263,11 @@ def _parse(
     except RecursionError:
         raise RecordError(source, [Fault(FaultCode.SIZE, "", "is nested too deeply")]) from None
     except ValueError as error:  # not UTF-8, not JSON or TOML, or a number with thousands of digits
-        message = f"is not valid {format_name}: {error}".rstrip(".")
+        why = str(error).rstrip(".")
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object.count(b"\n", 0, error.start) + 1
+            why = f"line {line} is not UTF-8; save it as UTF-8"
+        message = f"is not valid {format_name}: {why}"
         raise RecordError(source, [Fault(FaultCode.NOT_PARSED, "", message)]) from None
 
 
@@ -500,16 +513,19 @@ def describe_expected(annotation: Any) -> str:
 
 
 def _suggest_choice(value: object, annotation: Any) -> str:
-    """Return the end of a rule that suggests the most similar choice of an annotation; "" if no choice is similar."""
-    inner = typing.get_args(annotation)
+    """Return the end of a rule that says how to correct a wrong choice: the most similar choice, and --extension."""
+    if not isinstance(value, str):
+        return ""
+    inner, hint = typing.get_args(annotation), ""
     choices: Sequence[object] = ()
     if typing.get_origin(annotation) is Literal:
         choices = inner
     elif typing.get_origin(annotation) is Annotated and isinstance(inner[1], Choice):
         choices = registry.choices(inner[1].seam)
+        hint = f"; {registry.EXTENSION_HINT}" if inner[1].seam in registry.EXTENSIBLE else ""
     names = [choice for choice in choices if isinstance(choice, str)]
-    match = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-    return f" (did you mean {json.dumps(match[0])}?)" if match else ""
+    match = difflib.get_close_matches(value, names, n=1)
+    return (f" (did you mean {json.dumps(match[0])}?)" if match else "") + hint
 
 
 def _name_plural(annotation: Any) -> str:

@@ -57,8 +57,13 @@ SEAMS = {
 }
 # Seams to which an extension may add a choice. The other seams are privacy rules, which the threat model describes.
 EXTENSIBLE = tuple(name for name, seam in SEAMS.items() if seam.base is not None)
+EXTENSION_HINT = (
+    "if an extension registers this name, load that extension with --extension, or in Python with "
+    "registry.load_extension"
+)
 ENTRY_POINTS = "glasu.extensions"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_MODULE = re.compile(r"[^./\\]+(\.[^./\\]+)*")
 _registered: dict[str, dict[str, Any]] = {seam: {} for seam in SEAMS}  # choices that extensions added
 _sources: dict[tuple[str, str], str] = {}  # seam and name of a registered choice -> start of errors about it
 _checked: dict[tuple[str, str], Any] = {}  # seam and name of a registered choice -> the choice that `load` accepted
@@ -104,10 +109,7 @@ def load(seam: str, name: str) -> Any:
     """Return the implementation of a choice; import it if necessary."""
     if not is_choice(seam, name):
         listed = ", ".join(choices(seam))
-        raise ConfigError(
-            f"{seam} {name!r} is not known; known are {listed}. Load the extension that registers {name!r}, or "
-            "correct the name."
-        )
+        raise ConfigError(f"{seam} {name!r} is not known; known are {listed}. Correct the name; {EXTENSION_HINT}.")
     table, what = _load_table(seam), f"{seam} {name!r}"
     if name in table:
         target = table[name]
@@ -147,6 +149,12 @@ def register(seam: str, name: str, target: object) -> None:
 
 def load_extension(name: str) -> Extension:
     """Import an extension by the name of its module; record its version and the digest of its source."""
+    if name.endswith(".py") or not _MODULE.fullmatch(name):
+        module = Path(name).stem.strip(".") or "mine"
+        raise ConfigError(
+            f"extension {name!r}: is not the name of a module; for the file {module}.py, put its folder on PYTHONPATH "
+            f"and give --extension {module}."
+        )
     return _load_extension(name, "")
 
 
@@ -302,11 +310,20 @@ def _load_table(seam: str) -> dict[str, Any]:
 def _import(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{what}: cannot import {name!r} ({error}); install it, or put its folder on PYTHONPATH."
-        ) from error
     except GlasuError:
         raise
-    except (Exception, SystemExit) as error:  # the module's own code failed, or the name is empty or relative
-        raise ConfigError(f"{what}: importing {name!r} failed ({type(error).__name__}: {error}).") from error
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        remedy = f"install {missing!r}, or put its folder on PYTHONPATH" if missing else "correct the module"
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise ConfigError(f"{what}: cannot import {name!r} ({error}); {remedy}.") from error
+        cause = f"{type(error).__name__}: {error}{_find_line(error)}"
+        raise ConfigError(f"{what}: importing {name!r} failed ({cause}); {remedy}.") from error
+
+
+def _find_line(error: BaseException) -> str:
+    """Return the last line that the imported module, or a module in the same folder, executed before the error."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    frames = frames[2:]  # the first two are in this module and in importlib
+    own = [frame for frame in frames if Path(frame.filename).parent == Path(frames[0].filename).parent]
+    return f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""

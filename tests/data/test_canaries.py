@@ -137,7 +137,7 @@ def test_asked_ids_in_no_file_do_not_blame_party_toml(tmp_path, capfd):
         ("UTF-16", r"nodes\.csv: is UTF-16, not UTF-8; save it as UTF-8"),
         ("binary", "is not a UTF-8 text file"),
         ("a comma too many", r"row 2 has 6 values for 5 columns; put a value with a comma between quotation"),
-        ("party.toml in Latin-1", r"party\.toml: is not valid TOML: .utf-8. codec"),
+        ("party.toml in Latin-1", r"party\.toml: is not valid TOML: line 1 is not UTF-8; save it as UTF-8"),
     ],
 )
 def test_an_error_about_a_folder_says_where_and_what_to_do(tmp_path, case, said):

@@ -109,7 +109,7 @@ def test_the_server_refuses_a_party_whose_ledger_was_cut(kits, tmp_path):
     assert isinstance(error, RefusalError)
     assert error.code == Code.CUT_LEDGER
     assert "records before, and has" in str(error)
-    assert "Restore ledger.jsonl" in str(error)
+    assert "Restore its ledger file" in str(error)
     cluster.end(server, roles["a"], roles["c"])
     assert any("the server saw" in each for each in list_failures(cluster, "b", "server"))
     assert any("a saw" in each for each in list_failures(cluster, "b", "a"))

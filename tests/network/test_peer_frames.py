@@ -779,6 +779,20 @@ def test_a_missing_party_is_named_within_15_s_and_then_at_least_every_minute_unt
     assert all("(b: not connected, start it there)" in line for line in harness.log if told in line)
 
 
+def test_a_refused_party_is_not_described_as_a_party_that_was_not_started():
+    def refuse(party, payload):
+        return RefusalError("other_settings", f"it differs: {'x ' * 500}") if party == "b" else None
+
+    harness = ServerHarness(wait=60.0, clock=QuickClock(), handshake=ToyServerHandshake(refuse=refuse))
+    assert harness.connect("b").last_word().kind == "Refused"
+    harness.connect("a").send_control("Statement", payload=STATEMENT)
+    with wake_threads(harness.session), pytest.raises(AbsenceError):
+        harness.session.gather()
+    (line, *_) = [line for line in harness.log if "waiting for b to join" in line]
+    assert "(b: refused: it differs: x x" in line
+    assert len(line) < 300
+
+
 def test_the_time_of_an_absent_party_does_not_begin_again_when_another_arrives():
     clock = QuickClock()
     harness = ServerHarness(wait=600.0, clock=clock)

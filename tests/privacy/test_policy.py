@@ -135,7 +135,7 @@ def test_a_policy_can_require_every_protection_that_a_ledger_records():
     ("text", "faults"),
     [
         ('forbid = ["gradients"]', ["forbid[0]='gradients'"]),
-        ("min_rows = -1\nmax_rows = 1.5\nmax_ids = true", ["min_rows=-1", "max_rows=1.5", "max_ids=True"]),
+        ("min_rows = -1\nmax_rows = 1.5\nmax_ids = true", ["min_rows=-1", "max_rows=1.5", "max_ids=true"]),
         ("forbidden = []\nmin_row = 3", ["unknown key 'forbidden'", "unknown key 'min_row'"]),
         (
             'forbid = ["x"]\n[require]\ngradients = ["masks"]\nchange = ["masks", "masked"]',

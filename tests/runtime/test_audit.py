@@ -74,7 +74,8 @@ def test_the_text_and_the_page_list_every_kind_and_check(run_dir):
     for word in ("representation", "losses", "evaluation", "none", "OK"):
         assert word in text
         assert word in page
-    assert "All" in text
+    passed = sum(check.level == "good" for check in audit.checks)
+    assert f"{passed} checks passed: no record was changed, moved or omitted.\n" in text
     assert "<script" not in page
     assert "http" not in page
     assert json.loads(json.dumps(audit.ledgers[0].to_dict(), default=dict))["length"] == audit.ledgers[0].length
@@ -109,7 +110,7 @@ def test_a_cut_tail_is_found_by_the_report_or_by_the_memory_of_others(run_dir, k
 def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     """A party cuts its ledger and lets a shorter run take the place of the end: the chain is valid again."""
     damage(run_dir, lambda lines: lines[:5])
-    with pytest.raises(Exception, match="its ledger differs from the one that it stated before"):
+    with pytest.raises(Exception, match=r"its ledger differs from the one .* or move the file to another folder"):
         train(run_dir)
     for name in "ac":
         (run_dir / "ledger" / f"{name}.jsonl").rename(run_dir / f"{name}.jsonl")
@@ -118,6 +119,18 @@ def test_a_tail_that_was_cut_and_written_anew_is_found(run_dir):
     for name in "ac":
         (run_dir / f"{name}.jsonl").replace(run_dir / "ledger" / f"{name}.jsonl")
     assert any("recorded heads of b" in each and "saw" in each for each in list_failures(run_dir))
+
+
+def test_an_audit_without_recorded_heads_does_not_claim_that_the_end_is_complete(run_dir, tmp_path_factory):
+    alone = tmp_path_factory.mktemp("alone")
+    lines = (run_dir / "ledger" / "b.jsonl").read_bytes().splitlines(keepends=True)
+    (alone / "ledger.jsonl").write_bytes(b"".join(lines[:-3]))
+    audit = audit_folder(alone)
+    for text in (render_text(audit), render_audit_page(audit, datetime(2026, 1, 2, tzinfo=UTC))):
+        assert "1 check passed: no record was changed, moved or omitted. The end of a ledger was not checked: " in text
+        assert "SKIPPED" in text
+    audit = audit_folder(alone, [run_dir])  # the heads that a and c recorded show the cut
+    assert {check.level for check in audit.checks} == {"good", "bad"}
 
 
 def test_less_in_the_ledger_than_in_the_traffic_is_a_failure_and_more_is_a_note(run_dir):

@@ -101,8 +101,12 @@ def test_a_changed_line_is_named(tmp_path, line):
     lines = path.read_bytes().splitlines(keepends=True)
     lines[line] = lines[line].replace(b'"time":1', b'"time":2')
     path.write_bytes(b"".join(lines))
-    with pytest.raises(LedgerError, match=f"line {line + 1}: does not follow"):
+    with pytest.raises(
+        LedgerError, match=f"line {line + 1}: does not follow .* omitted. Restore the original file, or move"
+    ):
         open_ledger(path, "a")
+    path.rename(tmp_path / "old.jsonl")
+    assert open_ledger(path, "a").length == 1  # the remedy helps
 
 
 def test_a_missing_line_is_noticed(tmp_path):

@@ -24,7 +24,7 @@ from glasu.network.control import Notice, StatementRequest, Stopped
 from glasu.network.frames import Channel, CheckLimits, make_control_frame
 from glasu.network.handshake import Payload, ResultPayload, ServerHandshake
 from glasu.network.id_keys import IdShare
-from glasu.network.log_lines import LimitedLog
+from glasu.network.log_lines import LimitedLog, make_printable
 from glasu.network.signatures import SignedHead
 from glasu.network.states import (
     PeerEvent,
@@ -39,7 +39,7 @@ from glasu.network.transport import FrameStream, SessionLock
 from glasu.protocol.requests import Receive
 from glasu.wire.message_key import Key
 
-CONNECTION_WORDS = {True: "connected", False: "not connected, start it there"}
+SHOWN_REFUSAL = 120  # number of characters of a refusal in the list of missing parties
 NAMED_AFTER = 10.0  # seconds after which the log first names a missing party; the interval then grows
 NAMED_EVERY = 60.0  # maximum interval in seconds; parties receive the line and see that the server is alive
 GROUPS = 8  # number of (phase, round) pairs whose digests are kept; an exchange uses only a few pairs
@@ -106,6 +106,14 @@ class Peer:
     @property
     def is_connected(self) -> bool:
         return self.stream is not None
+
+    def describe_connection(self) -> str:
+        """Return whether the party is connected; if not, whether it was refused."""
+        if self.is_connected:
+            return "connected"
+        if self.refusal:  # the log has the whole reason
+            return f"refused: {make_printable(self.refusal, SHOWN_REFUSAL)}"
+        return "not connected, start it there"
 
     def ask_again(self) -> None:
         """Ask for another statement, unless one is still due or the party is not part of the run."""
@@ -265,7 +273,7 @@ class Roster:
             if names != last:
                 since, named, last = (now if last is not None else since), NAMED_AFTER, names
             if now - since >= named:
-                states = "; ".join(f"{peer.name}: {CONNECTION_WORDS[peer.is_connected]}" for peer in pending)
+                states = "; ".join(f"{peer.name}: {peer.describe_connection()}" for peer in pending)
                 self.announce(f"the server has been waiting for {names} {what} for {now - since:.0f} s ({states}).")
                 named = min(2 * named, named + NAMED_EVERY)
             self.changed.wait(min(1.0, max(0.05, left)))

@@ -159,7 +159,7 @@ def describe_truncation(why: str) -> str:
     """Return the error text for a party whose ledger contradicts a head that another role recorded."""
     return (
         f"its ledger differs from the one that it stated before: {why}. It was truncated, or replaced by an old copy. "
-        "Restore ledger.jsonl in its --out folder, or start another run with another --out there."
+        "Restore its ledger file, or move the file to another folder and start a new run."
     )
 
 

@@ -33,7 +33,7 @@ from glasu.runtime.output_dir import ALIGNING, PREDICTING, REPORT, SERVING
 if TYPE_CHECKING:
     from glasu.privacy.accounting import Accountant, SpentEpsilon
 
-CheckLevel = Literal["good", "note", "bad"]
+CheckLevel = Literal["good", "note", "bad", "skipped"]
 DELTA = PrivacyConfig().delta  # the default, because a ledger does not contain privacy.delta
 REPORTS = {REPORT: "training", "prediction.json": "prediction"}  # file -> purpose of its run
 RESTORE = "Restore the file, or move it out of the folder to audit without it."
@@ -208,7 +208,11 @@ class Audit(JsonRecord):
     @property
     def failures(self) -> list[AuditCheck]:
         """The checks that failed."""
-        return [check for check in self.checks if check.level == "bad"]
+        return self.find("bad")
+
+    def find(self, level: CheckLevel) -> list[AuditCheck]:
+        """Return the checks of one level."""
+        return [check for check in self.checks if check.level == level]
 
 
 @dataclass(frozen=True)
@@ -384,17 +388,18 @@ def _check_recorded_heads(
     for ledger in ledgers:
         if ledger.report.fault is not None:
             continue
-        name, agreed = f"recorded heads of {ledger.report.party}", 0
+        name, agreed, is_cut = f"recorded heads of {ledger.report.party}", 0, False
         for who, heads in memories:
             own = [head for party, head in heads if party == ledger.report.party]
             lost = [head for head in own if ledger.chains[:1] == (head.ledger,) and not ledger.holds(head)]
             agreed += sum(map(ledger.holds, own))
             if lost:
+                is_cut = True
                 most = max(head.length for head in lost)
                 text = f"{who} saw {most} records of this ledger, which has {len(ledger.chains)} now: "
                 yield AuditCheck(name, "bad", f"{text}its end was cut or changed")
         if agreed:
             yield AuditCheck(name, "good", f"{agreed} heads that other roles recorded are in this ledger")
-        elif len(ledgers) == 1:
-            text = "there are no recorded heads to compare with; pass folders of other parties or the server to --peers"
-            yield AuditCheck(name, "note", text)
+        elif not is_cut:
+            text = "there are none to compare with; pass folders of other parties or the server to --peers"
+            yield AuditCheck(name, "skipped", text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HEADINGS = ("phase", "kind", "layer", "protection", "releases", "rows", "largest", "bytes", "first", "last")
 WORDS = 4  # number of columns of HEADINGS that contain text
-CHECK_MARKS = {"good": "OK", "note": "NOTE", "bad": "FAILED"}
+CHECK_MARKS = {"good": "OK", "note": "NOTE", "bad": "FAILED", "skipped": "SKIPPED"}
 PAGE_STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
@@ -27,7 +27,7 @@ th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #d8de
 td:not(.words) { white-space: nowrap; }
 .words { text-align: left; } th { color: #57606a; font-weight: 600; white-space: nowrap; }
 .wide { overflow-x: auto; } .mark { font-weight: 600; white-space: nowrap; }
-.good { color: #116329; } .note { color: #7d4e00; } .bad { color: #a40e26; }
+.good { color: #116329; } .note, .skipped { color: #7d4e00; } .bad { color: #a40e26; }
 .verdict { padding: .6rem 1rem; border-left: 4px solid currentColor; background: #f6f8fa; font-weight: 600; }
 code { font-size: .85em; overflow-wrap: anywhere; } footer { color: #57606a; font-size: .85rem; margin-top: 2rem; }
 @media print { body { max-width: none; } }
@@ -40,11 +40,14 @@ def format_seconds_as_time(seconds: float | None) -> str:
 
 
 def describe_verdict(audit: Audit) -> str:
-    """Return the result in one sentence."""
-    failed = audit.failures
+    """Return the result in one or two sentences."""
+    failed, passed, skipped = audit.failures, audit.find("good"), audit.find("skipped")
     if failed:
-        return f"{len(failed)} of {len(audit.checks)} checks failed: do not rely on these ledgers."
-    return f"All {len(audit.checks)} checks passed: no record was changed, moved or omitted."
+        return f"{len(failed)} of {len(failed) + len(passed)} checks failed: do not rely on these ledgers."
+    found = "1 check" if len(passed) == 1 else f"{len(passed)} checks"
+    names = ", ".join(check.check for check in skipped)
+    end = f" The end of a ledger was not checked: there are no {names}." if skipped else ""
+    return f"{found} passed: no record was changed, moved or omitted.{end}"
 
 
 def describe_run(run: AuditedRun) -> str:
@@ -74,7 +77,7 @@ def render_text(audit: Audit) -> str:
         if ledger.differential_privacy is not None:
             lines += ["", f"  differential privacy of all runs: {_describe_privacy(ledger.differential_privacy)}"]
         lines += [""]
-    lines += [f"{CHECK_MARKS[check.level]:6}  {check.check}: {check.text}" for check in audit.checks]
+    lines += [f"{CHECK_MARKS[check.level]:7}  {check.check}: {check.text}" for check in audit.checks]
     return "\n".join(lines)
 
 
@@ -98,7 +101,7 @@ round again, with a dishonest server. A score is a leak only if it exceeds both 
 own data. A better attack may recover more.</p>
 {render_table(attacks[0], attacks[1:], WORDS)}
 """
-    level = "bad" if audit.failures else "good"
+    level = "bad" if audit.failures else "skipped" if audit.find("skipped") else "good"
     kinds = {total.kind: "" for ledger in audit.ledgers for run in ledger.runs for total in run.totals}
     meanings = [(kind, RELEASE_KINDS.get(kind, "see the documentation of this version")) for kind in kinds]
     when = f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

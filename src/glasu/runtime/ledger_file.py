@@ -33,6 +33,10 @@ from glasu.privacy.ledger import (
 LEDGER = "ledger.jsonl"
 LEDGERS = "ledger"  # folder with a ledger for each party, if all parties are in one process
 SALT_BYTES = 32
+RESTORE_LEDGER = (
+    "Restore the original file, or move this file to another folder. Then a new ledger begins, and limits and epsilon "
+    "count from zero."
+)
 
 
 class LedgerFile:
@@ -167,15 +171,17 @@ def open_ledger(
     sink = LedgerFile(path, durable=durable)
     ledger = Ledger(sink, rules, time.time, policy)
     fragment = None
-    for found in read_ledger_file(path) if path.exists() else ():
-        if isinstance(found, Fragment):
-            fragment = found
-            break
-        ledger.length, ledger.chain = found.number, bytes.fromhex(found.chain)
-        if isinstance(found.record, Opening) and found.record.party != party:
-            owner = found.record.party
-            raise LedgerError(f"{path}: is the ledger of party {owner!r}, not of {party!r}; give another --out.")
-        ledger.count_record(found.record)
+    try:
+        for found in read_ledger_file(path) if path.exists() else ():
+            if isinstance(found, Fragment):
+                fragment = found
+                break
+            ledger.length, ledger.chain = found.number, bytes.fromhex(found.chain)
+            if isinstance(found.record, Opening) and found.record.party != party:
+                raise LedgerError(f"{path}: is the ledger of party {found.record.party!r}, not of {party!r}.")
+            ledger.count_record(found.record)
+    except LedgerError as error:
+        raise LedgerError(f"{error} {RESTORE_LEDGER}") from None
     if fragment is not None:
         _repair(path, fragment, ledger)
     if ledger.length == 0:

@@ -221,5 +221,5 @@ def _describe_unknown_name(name: str, root: Path) -> ConfigError:
     hint = f", did you mean {match[0]!r}?" if match else ";"
     return ConfigError(
         f"data.name={name!r}: no such data set{hint} known are {listed}. A file of your own goes to "
-        f"{find_npz(root, name)}."
+        f"{find_npz(root, name)}; {registry.EXTENSION_HINT}."
     )
