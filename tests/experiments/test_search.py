@@ -26,6 +26,7 @@ import pytest
 import sqlalchemy
 
 import glasu
+from glasu.cli.interrupts import handle_interrupts
 from glasu.cli.main import main
 from glasu.cli.search import parse_bytes
 from glasu.config import RunConfig
@@ -34,6 +35,7 @@ from glasu.errors import ConfigError, DataError, TrainingError
 from glasu.experiments import search as searches
 from glasu.experiments.space import apply_point
 from glasu.experiments.trial import MARKS, Terms, run_trial
+from glasu.experiments.workers import block_interrupts
 from support.commands import assert_group_ends, start_in_group
 from support.log_lines import on_log
 from support.small import SMALL
@@ -204,6 +206,22 @@ for _ in range(2):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_arrives_at_the_end_of_the_block(number):
+    reached = []
+
+    def interrupt():
+        with handle_interrupts():
+            with block_interrupts():
+                signal.raise_signal(number)
+                reached.append("end of the block")
+            reached.append("after the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert reached == ["end of the block"]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -74,7 +74,7 @@ def assert_group_ends(process: subprocess.Popen[str], sent: signal.Signals, code
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == code, errors
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors, errors
     deadline = time.monotonic() + 30
     with contextlib.suppress(ProcessLookupError):  # no process is left
         while time.monotonic() < deadline:

@@ -99,25 +99,29 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block. Processes that start in the block never receive it.
+    """Delay Ctrl-C and SIGTERM until the end of the block. Processes that start in the block never receive Ctrl-C.
 
     Processes inherit the signal mask, so Ctrl-C in a terminal ends only their parent. The mask is not enough for the
-    parent: any of its threads can receive the signal, and SQLAlchemy logs a traceback if it arrives during a query.
+    parent: any of its threads can receive a signal, and SQLAlchemy logs a traceback if it arrives during a query.
     """
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
     resource_tracker.ensure_running()  # otherwise the first new process would start it, and that unblocks SIGINT
-    arrived = []
-    handler = signal.signal(signal.SIGINT, lambda *_: arrived.append(True))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    arrived: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # not SIGTERM, which ends the new processes
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if arrived:
-        raise KeyboardInterrupt
+        signal.raise_signal(arrived[0])
 
 
 def load_once(config: RunConfig) -> LoadedParties:
