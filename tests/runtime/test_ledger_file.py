@@ -189,6 +189,18 @@ def test_an_interrupt_at_any_step_of_a_sync_writes_every_line_once(tmp_path, syn
     assert step > 50
 
 
+def test_lines_of_another_process_stay_in_the_file(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    write_some(path)
+    first, second = open_ledger(path, "a"), open_ledger(path, "a")
+    for ledger in (first, second, first):
+        enter(ledger)
+        ledger.sync()
+    assert path.read_bytes().count(b"\n") == 8
+    with pytest.raises(LedgerError, match="does not follow from the records before it"):
+        open_ledger(path, "a")
+
+
 def test_rules_count_the_entries_of_the_file(tmp_path):
     class Counting:
         def __init__(self) -> None:

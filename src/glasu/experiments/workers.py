@@ -117,11 +117,12 @@ def block_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        # SIGINT last: its handler raises KeyboardInterrupt, and the rest of this block would not run.
+        signal.signal(signal.SIGTERM, handlers[signal.SIGTERM])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if arrived:
-        signal.raise_signal(arrived[0])
+        signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def load_once(config: RunConfig) -> LoadedParties:

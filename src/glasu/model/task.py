@@ -254,11 +254,11 @@ class Task(ABC):
         unknown = self.unknown_labels(len(labels), classes)
         columns = self.columns(self.convert_scores(self.label_scores(labels, classes)), classes)
         faults = []
-        if unknown.shape != labels.shape or have_labels(unknown).any():
+        if not isinstance(unknown, np.ndarray) or unknown.shape != labels.shape or have_labels(unknown).any():
             faults.append("unknown_labels must return -1 or NaN for every node, in the form of the labels")
         if any(len(column) != len(labels) for column in columns.values()):
             faults.append("every column of columns must have one value per row of scores")
-        if self.has_classes and not all(isinstance(value, str) for value in columns["prediction"]):
+        if self.has_classes and not all(isinstance(value, str) for value in columns.get("prediction", [None])):
             faults.append("predict must return names of classes, or columns must convert its result to text")
         if faults:
             raise ConfigError(f"The task {type(self).__qualname__}: {'; '.join(faults)}. Correct the extension.")

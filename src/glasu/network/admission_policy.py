@@ -59,7 +59,7 @@ class AdmissionPolicy:
         """
 
     def admit_finished(self, party: str, hello: HelloPayload) -> None:
-        """Do the same when all parties have their results: the process must have its results."""
+        """Admit a process to a run in which all parties have their results. The process must have its results."""
 
     def check_facts(self, party: str, facts: Facts, others: Mapping[str, Facts]) -> None:
         """Compare all facts of a prepared party with the facts of the server and of the other parties."""

@@ -244,7 +244,7 @@ class Connection:
         elif self.channel.accept(frame):
             self.channel.put(frame, len(frame.body))  # parsed when it is taken, because a server may send many
             inbound.content_at = inbound.frame_at
-            if frame.kind == PIECE:  # a numbered control message may only repeat a part of the handshake
+            if frame.kind == PIECE:  # other frames can also arrive in a handshake that fails
                 self._delay = 0.0
 
     def _take_unnumbered(self, outgoing: FrameStream, message: Any) -> None:

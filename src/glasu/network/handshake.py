@@ -167,7 +167,7 @@ class ServerHandshake(Protocol):
         ...
 
     def admit_finished(self, party: str, hello: Payload) -> Payload:
-        """Do the same when the run is complete.
+        """Admit a process to a run that is complete.
 
         Admit only a process that has its results but does not know yet that the run is complete.
         """

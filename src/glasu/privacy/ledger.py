@@ -155,6 +155,10 @@ class LedgerError(DataError):
     public_default = "its ledger is damaged, or shorter than before; see that party's log."
 
 
+class BrokenChainError(LedgerError):
+    """A record does not follow from the records before it."""
+
+
 def describe_truncation(why: str) -> str:
     """Return the error text for a party whose ledger contradicts a head that another role recorded."""
     return (
@@ -376,11 +380,11 @@ def read_line(line: bytes, chain: bytes, source: str) -> tuple[LedgerRecord, byt
     end = line[-CHAIN_LENGTH:-1]
     found = CHAIN.fullmatch(end)
     if found is None:
-        raise LedgerError(f"{source}: is not a complete record; the ledger was changed.")
+        raise BrokenChainError(f"{source}: is not a complete record; the ledger was changed.")
     body = line[:-CHAIN_LENGTH] + b"}"
     after = hashlib.sha256(chain + body).digest()
     if after.hex().encode() != found[1]:
-        raise LedgerError(
+        raise BrokenChainError(
             f"{source}: does not follow from the records before it; a record was changed, moved or omitted."
         )
     try:

@@ -145,7 +145,7 @@ class Release:
     enters_nodes: bool = False  # whether the ledger records the nodes of each release
     feedback: bool = False  # whether later releases of the same rows are sent as changes
     references: References = field(default_factory=dict)
-    sums: HiddenSums = field(default_factory=HiddenSums)  # used for kinds of tensors whose encoding has a ring
+    sums: HiddenSums = field(default_factory=HiddenSums)  # used for kinds of tensors whose encoding is a `Ring`
     observe_clear: ClearObserver | None = None  # is called with the values of hidden tensors, to record a transcript
 
     def find_protection(self, kind: TensorKind) -> Protection:

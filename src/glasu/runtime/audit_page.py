@@ -46,8 +46,12 @@ def describe_verdict(audit: Audit) -> str:
         return f"{len(failed)} of {len(failed) + len(passed)} checks failed: do not rely on these ledgers."
     found = "1 check" if len(passed) == 1 else f"{len(passed)} checks"
     names = ", ".join(check.check for check in skipped)
-    end = f" The end of a ledger was not checked: there are no {names}." if skipped else ""
-    return f"{found} passed: no record was changed, moved or omitted.{end}"
+    if skipped:
+        return (
+            f"{found} passed: no record before the last one was changed, moved or omitted. A record omitted at the end "
+            f"of a ledger would not be noticed: there are no {names}."
+        )
+    return f"{found} passed: no record was changed, moved or omitted."
 
 
 def describe_run(run: AuditedRun) -> str:

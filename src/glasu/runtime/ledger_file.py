@@ -20,6 +20,7 @@ from glasu.files import retry_without_descriptors, sync_folder, sync_handle, wri
 from glasu.privacy.ledger import (
     LEDGER_FORMAT,
     START_OF_CHAIN,
+    BrokenChainError,
     End,
     Ledger,
     LedgerError,
@@ -50,37 +51,34 @@ class LedgerFile:
             durable: whether `sync` waits for the disk. If False, only `close` does.
         """
         self.path, self._durable = path, durable
-        # The size of the file after the last complete sync (None: not opened yet), and the lines after it. A signal can
-        # interrupt `sync` anywhere, so both change in one assignment. Otherwise lines could be written twice or not at
-        # all.
-        self._tail: tuple[int | None, tuple[bytes, ...]] = None, ()
+        # The lines to write, and an unfinished write: the size of the file before it, and its content. A signal can
+        # interrupt `sync` anywhere, so both change in one assignment. Otherwise lines could be written twice.
+        self._state: tuple[tuple[bytes, ...], tuple[int, bytes] | None] = (), None
         self._handle: int | None = None
 
     def append(self, line: bytes) -> None:
         """Add a line, which the next `sync` writes."""
-        size, lines = self._tail
-        self._tail = size, (*lines, line)
+        lines, unfinished = self._state
+        self._state = (*lines, line), unfinished
 
     def sync(self) -> None:
         """Write all pending lines. If the file is durable, wait until they are on disk."""
-        size, lines = self._tail
+        lines, unfinished = self._state
         if not lines:
             return
         try:
             handle = self._open() if self._handle is None else self._handle
-            found = os.fstat(handle).st_size
-            if size is None:
-                self._tail = (size := found), lines
-            if found > size:  # an earlier call was interrupted after it had written lines
-                os.ftruncate(handle, size)
-            content = b"".join(lines)
+            if unfinished is not None:
+                self._remove_write(handle, *unfinished)
+            before, content = os.fstat(handle).st_size, b"".join(lines)
+            self._state = lines, (before, content)
             try:
                 write_whole(handle, content)
                 if self._durable:
                     sync_handle(handle, data_only=True)
             except BaseException:
                 with suppress(OSError):  # the process may end without another call, and leave an incomplete line
-                    os.ftruncate(handle, size)
+                    os.ftruncate(handle, before)
                 raise
         except OSError as error:
             raise CheckpointError(
@@ -88,7 +86,14 @@ class LedgerFile:
                 "start the same command again.",
                 f"its ledger cannot be written there ({error.strerror}), so it sent nothing.",
             ) from error
-        self._tail = size + len(content), ()
+        self._state = (), None
+
+    def _remove_write(self, handle: int, before: int, content: bytes) -> None:
+        """Remove what an interrupted `sync` has written. Lines of another process stay in the file."""
+        with self.path.open("rb") as file:
+            file.seek(before)
+            if content.startswith(file.read()):
+                os.ftruncate(handle, before)
 
     def close(self) -> None:
         """Write all pending lines, wait until they are on disk, and close the file."""
@@ -142,7 +147,9 @@ def read_ledger_file(path: Path) -> Iterator[StoredRecord | Fragment]:
                     return
                 record, chain = read_line(line, chain, f"{path}, line {number}")
                 if (number == 1) is not isinstance(record, Opening):
-                    raise LedgerError(f"{path}, line {number}: a ledger must have one opening, as its first record.")
+                    raise BrokenChainError(
+                        f"{path}, line {number}: a ledger must have one opening, as its first record."
+                    )
                 yield StoredRecord(number, record, chain.hex())
                 position += len(line)
     except OSError as error:
@@ -178,9 +185,10 @@ def open_ledger(
                 break
             ledger.length, ledger.chain = found.number, bytes.fromhex(found.chain)
             if isinstance(found.record, Opening) and found.record.party != party:
-                raise LedgerError(f"{path}: is the ledger of party {found.record.party!r}, not of {party!r}.")
+                owner = found.record.party
+                raise LedgerError(f"{path}: is the ledger of party {owner!r}, not of {party!r}; choose another folder.")
             ledger.count_record(found.record)
-    except LedgerError as error:
+    except BrokenChainError as error:
         raise LedgerError(f"{error} {RESTORE_LEDGER}") from None
     if fragment is not None:
         _repair(path, fragment, ledger)
