@@ -224,6 +224,17 @@ def test_an_interrupt_arrives_at_the_end_of_the_block(number):
     assert reached == ["end of the block"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_not_lost_if_the_block_fails(number):
+    def interrupt():
+        with handle_interrupts(), block_interrupts():
+            signal.raise_signal(number)
+            raise RuntimeError("a worker ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.slow  # test_an_error_of_a_process_is_the_error_of_the_search also ends the processes of a search
 def test_an_interrupted_search_leaves_no_process_and_a_study_to_go_on_with(run_file, tmp_path, sent, code):
