@@ -73,7 +73,7 @@ def test_ten_thousand_connections_grow_the_server_by_at_most_64_mib(kits, tmp_pa
 @pytest.mark.skipif(sys.platform != "linux", reason="the flood needs epoll")
 @pytest.mark.parametrize(("descriptors", "seconds"), [(None, 30), (1024, 60)])
 def test_a_killed_party_reconnects_during_a_flood_that_is_refilled_immediately(kits, tmp_path, descriptors, seconds):
-    roles = Processes(tmp_path, kits, SMALL_RUN.format(rounds=300))
+    roles = Processes(tmp_path, kits, SMALL_RUN.format(rounds=1000) + "patience = 0\n")  # longer than the flood
     roles.descriptors = descriptors
     with ExitStack() as stack:
         stack.callback(roles.stop)

@@ -36,9 +36,9 @@ HELLO_WITHIN = 10.0  # seconds after which a stream without an accepted hello is
 ALIVE_EVERY = 5.0  # seconds between two heartbeats that the server sends on every accepted stream
 # A flood of connections takes every free place immediately, and PLACES / HANDSHAKE_WITHIN places become free per
 # second. A party's attempt succeeds with this probability: places that become free per second, divided by connections
-# of the flood per second. A place takes up to 50 KB of memory.
+# of the flood per second. A place takes up to 75 KB of memory.
 HANDSHAKE_WITHIN = 2.0  # seconds after which a connection without a complete TLS handshake is dropped
-PLACES = 1024  # places for TCP connections at the server, in addition to two per stream that the parties may open
+PLACES = 768  # places for TCP connections at the server, in addition to two per stream that the parties may open
 MAX_WAITING, MAX_OPEN = 2, 4  # maximum number of concurrent streams of one party: before its hello, and in total
 WAITING_NOTICES = 64  # maximum number of frames outside the sequence that wait on one stream; more are dropped
 METHOD = "/glasu.Training/Join"
