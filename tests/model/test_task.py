@@ -25,7 +25,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from glasu import registry
 from glasu.config import TrainConfig
 from glasu.errors import ConfigError
-from glasu.model.task import TASKS, Multiclass, Task, make_task
+from glasu.model.task import TASKS, Multiclass, Task, check_predictions, make_task
 from glasu.protocol.client import Client
 from glasu.timing import Stopwatch
 from support.tiny import settings as tiny_settings
@@ -482,7 +482,7 @@ def test_the_predictions_of_every_task_of_glasu_have_the_right_form(task, labels
     classes = {"binary": ("a", "b"), "regression": ()}.get(task, ("a", "b", "c"))
     made = TASKS[task]()
     made.fit(labels, classes, TrainConfig())
-    made.check_predictions(labels, classes)
+    check_predictions(made, labels, classes)
 
 
 class Indices(Multiclass):
@@ -511,4 +511,4 @@ def test_predictions_of_the_wrong_form_are_refused_before_training():
 
 def test_a_table_of_predictions_must_have_one_value_per_row():
     with pytest.raises(ConfigError, match="every column of columns must have one value per row of scores"):
-        OneRow().check_predictions(np.array([0, 1]), ("a", "b"))
+        check_predictions(OneRow(), np.array([0, 1]), ("a", "b"))

@@ -245,23 +245,24 @@ class Task(ABC):
         predicted: Columns = {"prediction": self.predict(scores, classes).tolist()}
         return predicted | {f"p_{name}": scores[:, index] for index, name in enumerate(classes)}
 
-    def check_predictions(self, labels: Labels, classes: Sequence[str]) -> None:
-        """Predict these known labels. So an error in the predictions of a new task is found before training.
 
-        Raises:
-            ConfigError: a prediction, or the result of `unknown_labels`, has the wrong form.
-        """
-        unknown = self.unknown_labels(len(labels), classes)
-        columns = self.columns(self.convert_scores(self.label_scores(labels, classes)), classes)
-        faults = []
-        if not isinstance(unknown, np.ndarray) or unknown.shape != labels.shape or have_labels(unknown).any():
-            faults.append("unknown_labels must return -1 or NaN for every node, in the form of the labels")
-        if any(len(column) != len(labels) for column in columns.values()):
-            faults.append("every column of columns must have one value per row of scores")
-        if self.has_classes and not all(isinstance(value, str) for value in columns.get("prediction", [None])):
-            faults.append("predict must return names of classes, or columns must convert its result to text")
-        if faults:
-            raise ConfigError(f"The task {type(self).__qualname__}: {'; '.join(faults)}. Correct the extension.")
+def check_predictions(task: Task, labels: Labels, classes: Sequence[str]) -> None:
+    """Predict these known labels of a new task. So an error in its predictions is found before training.
+
+    Raises:
+        ConfigError: a prediction, or the result of `unknown_labels`, has the wrong form.
+    """
+    unknown = task.unknown_labels(len(labels), classes)
+    columns = task.columns(task.convert_scores(task.label_scores(labels, classes)), classes)
+    faults = []
+    if not isinstance(unknown, np.ndarray) or unknown.shape != labels.shape or have_labels(unknown).any():
+        faults.append("unknown_labels must return -1 or NaN for every node, in the form of the labels")
+    if any(len(column) != len(labels) for column in columns.values()):
+        faults.append("every column of columns must have one value per row of scores")
+    if task.has_classes and not all(isinstance(value, str) for value in columns.get("prediction", [None])):
+        faults.append("predict must return names of classes, or columns must convert its result to text")
+    if faults:
+        raise ConfigError(f"The task {type(task).__qualname__}: {'; '.join(faults)}. Correct the extension.")
 
 
 class Multiclass(Task):

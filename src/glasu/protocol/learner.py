@@ -25,7 +25,7 @@ from glasu.model.sampler import Sample, find_sampler
 from glasu.model.sparse import SparseRows
 from glasu.model.split import ClientModel, find_input_scale
 from glasu.model.step import Inputs, Step, Steps
-from glasu.model.task import Targets, Task, make_task
+from glasu.model.task import Targets, Task, check_predictions, make_task
 from glasu.randomness import EVERYONE, Stream, draw_distinct
 from glasu.secret import Secret
 from glasu.timing import Stopwatch
@@ -68,7 +68,7 @@ class NodeData:
             labels = party.labels[self.training_examples()]
             self.task.fit(labels, party.classes, config.train)
             if len(labels):
-                self.task.check_predictions(labels[:1], party.classes)
+                check_predictions(self.task, labels[:1], party.classes)
         self._stored = party.features if isinstance(party.features, np.ndarray) else SparseRows.of(party.features)
         self._keeps_rows = find_sampler(config.train).reads_whole_graph  # all rows are read in every round
         self._all_rows: Hidden | None = None
