@@ -223,14 +223,14 @@ import sys
 from glasu.cli.main import main
 words = ["--extension", "failing_extension", "--set", "train.sampler=failing", "--quiet"]
 sys.stderr = sys.stdout
-print(main(["train", sys.argv[1], "--out", "out", *words]))
+print(main(["train", sys.argv[1], "--out", sys.argv[2], *words]))
 """
 
 
 def test_an_unexpected_error_in_the_code_of_an_extension_names_the_extension(tmp_path):
     (tmp_path / "failing_extension.py").write_text(FAILING)
     (tmp_path / "run.toml").write_text('[data]\nname = "synthetic"\nnum_nodes = 60\n[train]\nnum_rounds = 1\n')
-    printed = run_program(TRAIN, tmp_path, [tmp_path], [str(tmp_path / "run.toml")])
+    printed = run_program(TRAIN, tmp_path, [tmp_path], [str(tmp_path / "run.toml"), str(tmp_path / "out")])
     (line,) = [line for line in printed.splitlines() if "failed" in line]
     assert line.startswith(
         "glasu train: failed: KeyError: 'not here'; the error is in the extension 'failing_extension'"
