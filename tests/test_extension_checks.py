@@ -233,7 +233,7 @@ def test_an_unexpected_error_in_the_code_of_an_extension_names_the_extension(tmp
     printed = run_program(TRAIN, tmp_path, [tmp_path], [str(tmp_path / "run.toml"), str(tmp_path / "out")])
     (line,) = [line for line in printed.splitlines() if "failed" in line]
     assert line.startswith(
-        "glasu train: failed: KeyError: 'not here'; the error is in the extension 'failing_extension'"
+        "glasu train: failed: KeyError: 'not here'; the extension 'failing_extension' raised or caused this error: "
     )
     assert "correct the extension" in line
     assert "report this" not in line

@@ -138,7 +138,7 @@ def _advise(error: Exception) -> str:
     """Return the remedy for an unexpected error. It can be a bug of GLASU or of a loaded extension."""
     advice = "set GLASU_TRACEBACK=1 to print the traceback (it may contain data), and"
     if (extension := registry.find_failed_extension(error)) is not None:
-        return f"the error is in the extension {extension.name!r}: {advice} correct the extension"
+        return f"the extension {extension.name!r} raised or caused this error: {advice} correct the extension"
     if loaded := ", ".join(repr(extension.name) for extension in registry.extensions()):
         return (
             f"{advice} check the results of the loaded extensions ({loaded}); if they are correct, please report this"
