@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from glasu.files import hold_folder
 from support.commands import SMALL_RUN, assert_refused, glasu
 
 POLICY = "max_evaluations = 100\nmax_releases_per_row = 1000\n"
@@ -22,6 +23,20 @@ def world(tmp_path_factory):
     done = glasu("train", here / "run.toml", "--out", here / "run", "--quiet", "--policy", here / "policy.toml")
     assert done.returncode == 0, done.stderr
     return here
+
+
+def test_two_commands_never_write_to_the_same_ledger_at_once(world):
+    run, parties = world / "run", [world / "parties" / name for name in "abc"]
+    before = [path.read_bytes() for path in sorted((run / "ledger").iterdir())]
+    with hold_folder(run):
+        done = glasu("predict", run, "--out", world / "late.csv")
+    assert_refused(done, f"{run}: another command is using this folder; wait until it ends, or end it.")
+    assert not (world / "late.csv").exists()
+    assert [path.read_bytes() for path in sorted((run / "ledger").iterdir())] == before
+    with hold_folder(parties[1]):
+        done = glasu("align", *parties, "--quiet")
+    assert_refused(done, f"{parties[1]}: another command is using this folder; wait until it ends, or end it.")
+    assert not any((party / "ledger.jsonl").exists() for party in parties)
 
 
 def test_an_audit_prints_totals_and_writes_a_page(world):

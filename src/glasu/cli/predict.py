@@ -7,6 +7,7 @@ prediction, and p_<class> per class. Releases are recorded in the ledgers of RUN
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
     make_output_folder(args.out.parent)
 
     from glasu.data.sources.catalog import load_parties
+    from glasu.files import hold_folder
     from glasu.report import describe_missing
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.policy_file import find_policies
@@ -57,12 +59,10 @@ def run(args: argparse.Namespace) -> None:
     if args.parties is not None:
         parties = _choose(parties, args.parties)
     names = [party.name for party in parties]
-    predicted = model.scores(
-        parties,
-        party=args.party,
-        ledgers=folder / LEDGERS if (folder / LEDGERS).is_dir() else None,
-        policies=find_policies(args.policy, model.config.data.parties, model.names if args.policy is None else names),
-    )
+    policies = find_policies(args.policy, model.config.data.parties, model.names if args.policy is None else names)
+    ledgers = folder / LEDGERS if (folder / LEDGERS).is_dir() else None
+    with nullcontext() if ledgers is None else hold_folder(folder, "wait until it ends, or end it"):
+        predicted = model.scores(parties, party=args.party, ledgers=ledgers, policies=policies)
     write_predictions(args.out, parties[0].ids, predicted, model.classes, model.config.train)
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))
     if missing := [name for name in model.names if name not in names]:

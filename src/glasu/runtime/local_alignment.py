@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glasu.config import WireConfig
 from glasu.data.alignment_file import CommonIds
-from glasu.data.folders import read_normalized_ids
+from glasu.data.folders import read_manifest, read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
+from glasu.files import hold_folder
 from glasu.privacy.blinding import Blinding
 from glasu.privacy.release import Release
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
@@ -55,6 +57,15 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
     Every release of a party is recorded in ledger.jsonl in the party's folder.
     """
     options = options or AlignmentOptions()
+    with ExitStack() as stack:
+        for folder in {path.resolve(): path for path in folders}.values():
+            read_manifest(folder)  # a wrong folder is refused before a lock file is created in it
+            stack.enter_context(hold_folder(folder, "wait until it ends, or end it"))
+        return _align(folders, options)
+
+
+def _align(folders: Sequence[Path], options: AlignmentOptions) -> LocalAlignment:
+    """Align folders that this process has locked."""
     tables = [read_normalized_ids(folder) for folder in folders]
     names = tuple(manifest.name for manifest, _ in tables)
     if len(set(names)) < len(names) or len(names) < 2:
