@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from glasu.protocol.chunks import Chunk, exchange_rows, receive_chunk
 from glasu.protocol.messages import Change, Joint, JointChange, Partial, TensorMessage
+from glasu.protocol.passes import walk_forward
 from glasu.protocol.requests import Broadcast, Script
 from glasu.wire.message_key import Key, Phase
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.model.aggregation import Aggregation
     from glasu.model.blocks import NodeSet
-    from glasu.model.step import Step
+    from glasu.model.step import ForwardStep
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 
 def client_inference(
-    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], aggregation: Aggregation
+    client: Client, step: ForwardStep, key: Key, nodes: Sequence[NodeSet], aggregation: Aggregation
 ) -> Script[tuple[Tensor, dict[int, Tensor]]]:
     """Client column: compute, send, receive and extract, layer by layer.
 
@@ -40,13 +41,15 @@ def client_inference(
     Returns:
         H_m[L] at the rows S[L], and {l+1: H_{-m}[l+1]} for every aggregation layer l.
     """
-    hidden, others = step.encode(), {}  # H_m[0]
-    for layer in range(client.config.model.num_layers):
-        hidden = step.layer(layer, hidden)  # H_m^+[l]
-        if layer in client.config.model.aggregation_layers:
-            hidden, sent = yield from exchange_partial(client, key.at(layer), hidden, nodes[layer + 1])  # H_m[l+1]
-            others[layer + 1] = aggregation.extract_others(hidden, sent.value)
-    return hidden, others
+    others: dict[int, Tensor] = {}
+
+    def exchange(layer: int, partial: Tensor) -> Script[Tensor]:
+        """Send H_m^+[l], receive H[l+1], and extract H_{-m}[l+1]."""
+        joint, sent = yield from exchange_partial(client, key.at(layer), partial, nodes[layer + 1])
+        others[layer + 1] = aggregation.extract_others(joint, sent.value)
+        return joint
+
+    return (yield from walk_forward(client, step, exchange)), others
 
 
 def server_inference(

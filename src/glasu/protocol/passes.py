@@ -1,4 +1,8 @@
-"""The forward pass and the backward pass through a client's layers; a function treats the aggregation layers."""
+"""The forward pass and the backward pass through a client's layers; a function treats the aggregation layers.
+
+All algorithms use these two loops. They differ in the function: JointInference exchanges messages, a local update
+merges stored parts, and exact inference exchanges the rows of all nodes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ Share: TypeAlias = "Callable[[int, Tensor | None], Script[Tensor]]"
 
 
 def walk_forward(client: Client, step: ForwardStep, combine: Combine) -> Script[Tensor]:
-    """Compute H_m[L] in a local update or an exact inference.
+    """Compute H_m[L], layer by layer. All forward passes use this function.
 
     Args:
         client: the client.
