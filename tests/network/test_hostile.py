@@ -11,7 +11,7 @@ import pytest
 
 from glasu.errors import ConfigError, GlasuError
 from glasu.network.join import PartyPerformer
-from glasu.network.training_party import PartyCheckpoint
+from glasu.network.party_checkpoints import PartyCheckpoint
 from glasu.network.training_server import ServerCheckpoint
 from glasu.protocol.messages import (
     Gradient,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from glasu.config import LEFT_OPEN, RunConfig, describe_profile, list_candidates, list_open_keys, resolve
 from glasu.data.methods import keeps_scores
 from glasu.data.party import PartyData
-from glasu.errors import CheckpointError, ConfigError, DataError, ProtocolError, TransportError
+from glasu.errors import ConfigError, ProtocolError, TransportError
 from glasu.model.split import digest_weights
 from glasu.network.compatibility import (
     compare_with_agreed,
@@ -25,10 +23,10 @@ from glasu.network.handshake import Code, HelloPayload, Payload, RefusalError, R
 from glasu.network.join import ClientWork
 from glasu.network.log_lines import MAX_REASON, make_printable
 from glasu.network.options import JoinOptions, Status
+from glasu.network.party_checkpoints import PartyCheckpoint, PartyCheckpoints
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import (
-    CHECKPOINTS,
     NEW_RUN,
     FinishedPart,
     check_same_secret,
@@ -46,23 +44,13 @@ from glasu.protocol.state import ClientState
 from glasu.protocol.training import client_script
 from glasu.records import to_plain
 from glasu.report import GIVEN, SIGNED, SIGNED_TRIAL, SIGNED_UNPINNED, MaskSummary, PreparedColumns, PrivacySummary
-from glasu.runtime.checkpointing import ROUND, START, WARM, Saver, Store
 from glasu.runtime.client_ledger import check_training
 from glasu.runtime.report_builder import TrainingResult, build_party_report, summarize_race
 from glasu.runtime.telemetry import TelemetryState
 from glasu.runtime.trained_model import TrainedModel
 from glasu.wire.message_key import ATTEMPTS
 
-ALONE = "alone"  # subfolder of the checkpoint folder
 DEFAULTS = RunConfig().flatten()
-
-
-@dataclass(frozen=True, eq=False)
-class PartyCheckpoint:
-    """A checkpoint of a party."""
-
-    client: ClientState
-    telemetry: TelemetryState  # contains evaluations only if the scores stay at the parties
 
 
 class TrainingParty(ClientWork[FinishedPart]):
@@ -82,7 +70,7 @@ class TrainingParty(ClientWork[FinishedPart]):
             self.state.start_over(keep=STARTS)  # the files of the earlier run stay until the new run begins
         elif continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
-        self._saver: Saver[PartyCheckpoint] | None = None  # None until the run begins
+        self._checkpoints = PartyCheckpoints(options, self.state)
         self._offered: WelcomePayload | None = None
         self._first: ClientState | None = None  # the state before the first round
 
@@ -107,10 +95,7 @@ class TrainingParty(ClientWork[FinishedPart]):
 
     def list_checkpoints(self) -> dict[int, str]:
         """Return the intact checkpoints of this run and their digests."""
-        self.wait_until_durable()
-        if self.state.value.run is None:
-            return {0: START}
-        return self._store().digests(self.options.log)
+        return self._checkpoints.list_rounds()
 
     def hello(self) -> Payload:
         """Return the hello of this process."""
@@ -185,13 +170,15 @@ class TrainingParty(ClientWork[FinishedPart]):
         client, state, telemetry = self.client, self._first, TelemetryState()
         if attempt.present != client.identity.names:
             raise ProtocolError("the server omitted a party, but a training run needs all parties.")
-        if self._saver is None:
-            self._saver = self._open_run()
+        if not self._checkpoints.is_open:
+            self._open_run()
         self.wait_until_durable()
         self.state.update(finished=None)  # results of an earlier attempt are computed again
-        alone = None if attempt.round else self._load_alone()
-        if attempt.round or alone is not None:
-            checkpoint = self._load(attempt) if alone is None else alone
+        if attempt.round:
+            checkpoint: PartyCheckpoint | None = self._checkpoints.load_round(attempt.round, attempt.digest)
+        else:
+            checkpoint = self._checkpoints.load_own()
+        if checkpoint is not None:
             state, telemetry = checkpoint.client, checkpoint.telemetry
             if self.telemetry.traffic.messages == 0:  # this process has just started
                 self.telemetry.restore_cost(telemetry.cost)
@@ -204,18 +191,10 @@ class TrainingParty(ClientWork[FinishedPart]):
         self.options.log.info("attempt %d: all parties are connected; %s.", attempt.number, start)
         return client_script(client)
 
-    def _load_alone(self) -> PartyCheckpoint | None:
-        """Return the last checkpoint before the first message; None if there is none."""
-        store = self._store(ALONE) if self.client.is_alone else self._store(kind=WARM)
-        last = max(store.digests(self.options.log), default=0)
-        return store.load(last) if last else None
-
-    def _open_run(self) -> Saver[PartyCheckpoint]:
-        """Assign the folder to the run, and return its checkpoint saver. With --fresh, remove earlier checkpoints."""
-        if self.state.starts_over:
-            removed = [path for store in _list_stores(self._store) for path in store.clear()]
-            if removed:
-                self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
+    def _open_run(self) -> None:
+        """Assign the folder to the run. With --fresh, remove earlier checkpoints."""
+        if self.state.starts_over and (removed := self._checkpoints.clear()):
+            self.options.log.info("starting over: removed %s.", ", ".join(map(str, removed)))
         assert self._secret is not None  # see `start`
         self.state.update(
             run=self.client.identity.run.hex(),
@@ -225,49 +204,15 @@ class TrainingParty(ClientWork[FinishedPart]):
         )
         self.state.write_pending()
         note_welcome(self.state, begun=True)
-        for store in _list_stores(self._store):
-            store.remove_partial_files()
-        return Saver(self._store(ALONE if self.client.is_alone else ""))
-
-    def _load(self, attempt: ProposedAttempt) -> PartyCheckpoint:
-        """Load the checkpoint that the server proposed. Refuse it if the file is missing or has changed."""
-        store = self._store()
-        found = store.digests().get(attempt.round)
-        if found == attempt.digest:
-            with suppress(DataError):  # raised if the file was damaged after the party stated it
-                return store.load(attempt.round)
-        raise CheckpointError(
-            f"party {self.party.name!r}: the checkpoint of round {attempt.round} is missing or has changed: expected "
-            f"SHA-256 {make_printable(attempt.digest, 64)}, found {found or 'none'}. Restore its --out folder, or "
-            "start over with --fresh everywhere."
-        )
-
-    def _store(self, folder: str = "", kind: str = ROUND) -> Store[PartyCheckpoint]:
-        """Open this party's checkpoints of the run that joining.json names.
-
-        In the handshake, the party reports only the checkpoints that this method opens without arguments.
-
-        Args:
-            folder: ALONE for checkpoints of a party that trains alone.
-            kind: WARM for checkpoints of the warm start.
-        """
-        owner = f"party {self.party.name} in run {self.state.value.run}"
-        extensions = () if self._client is None else self._client.config.extensions()
-        return Store(PartyCheckpoint, self.options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
+        self._checkpoints.open(self.client)
 
     def save(self, state: ClientState) -> None:
         """Start to write a checkpoint."""
-        assert self._saver is not None  # a script runs only after `begin`
-        checkpoint = PartyCheckpoint(state, self.telemetry.state())
-        if state.progress.warm_steps and not state.progress.round:
-            self._saver.save(state.progress.warm_steps, checkpoint, self._store(kind=WARM))
-        else:
-            self._saver.save(state.progress.position, checkpoint)
+        self._checkpoints.save(PartyCheckpoint(state, self.telemetry.state()))
 
     def wait_until_durable(self) -> None:
         """Wait until the last checkpoint is durable."""
-        if self._saver is not None:
-            self._saver.wait_until_durable()
+        self._checkpoints.wait_until_durable()
 
     # --- events and results -----------------------------------------------------------------
 
@@ -316,12 +261,10 @@ class TrainingParty(ClientWork[FinishedPart]):
 
     def close(self, *, finished: bool) -> None:
         """Stop the thread that writes checkpoints, and close the ledger. If the run is finished, remove checkpoints."""
-        if self._saver is not None:
-            self._saver.close()
+        self._checkpoints.close()
         if finished:
             self.state.update(closed=True)
-            for store in _list_stores(self._store):
-                store.clear()
+            self._checkpoints.clear()
         super().close(finished=finished)
 
     def result(self) -> FinishedPart | None:
@@ -345,11 +288,6 @@ class TrainingParty(ClientWork[FinishedPart]):
                 )
         self.options.log.info("%s: this run is finished, see report.json there; %s.", out, NEW_RUN)
         return report
-
-
-def _list_stores(open_store: Callable[..., Store[PartyCheckpoint]]) -> list[Store[PartyCheckpoint]]:
-    """Return all checkpoint stores of a party: for rounds, for training alone, and for the warm start."""
-    return [open_store(), open_store(ALONE), open_store(kind=WARM)]
 
 
 def _describe_signatures(kit: Kit, names: Sequence[str]) -> str:
