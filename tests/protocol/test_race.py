@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from glasu.config import list_candidates
-from glasu.data.presets import Homophily, Situation
 from glasu.errors import ProtocolError, TrainingError
 from glasu.protocol.messages import Candidates, PartySituation
-from glasu.protocol.race import choose_winner, server_race
-from glasu.protocol.requests import CandidateStarted, Receive, RoundDone
+from glasu.protocol.requests import CandidateStarted, RoundDone
 from glasu.protocol.state import Race
-from glasu.runtime.drive import drive
-from glasu.runtime.simulation import make_clients, make_server, prepare_run
-from glasu.timing import Stopwatch
+from glasu.runtime.simulation import make_clients, prepare_run
 from glasu.wire.message_key import SERVER, TO_ONE
 from support.kits import simulate_with_secrets
 from support.races import CASES, GOOD, TOO_LARGE, USELESS, WINNERS, find_candidate, race
@@ -249,39 +244,6 @@ def test_a_client_that_returns_to_the_start_has_the_settings_and_weights_of_the_
     client.restore(first)
     assert (client.config, client.progress.race) == (preferred, None)
     assert client.learner.config == preferred
-
-
-@pytest.mark.parametrize(
-    ("margin", "other", "winner"), [(1.0, 0.52, 0), (1.0, 0.99, 1), (0.0, 0.52, 1), (0.0, 0.5, 0), (0.0, 0.49, 0)]
-)
-def test_the_preferred_candidate_wins_unless_another_one_is_better_by_more_than_the_margin(margin, other, winner):
-    config, parties = race("another one wins")
-    config = prepare_run(config, parties).config
-    server = make_server(config, make_clients(config, parties))
-    preferred = 0.5  # with 37 validation nodes, one standard error is 0.08
-    assert server.sizes.num_validation == 37
-    assert choose_winner(server, Race((0, 1), margin, finished=1, scores=(other, preferred))) == winner
-
-
-@pytest.mark.parametrize(("level", "margin"), [("UNKNOWN", 1.0), ("LOW", 0.0), ("MIDDLE", 1.0), ("HIGH", 1.0)])
-def test_with_low_homophily_any_better_candidate_wins(level, margin):
-    config, parties = race("another one wins")
-    config = prepare_run(config, parties).config
-    server = make_server(config, make_clients(config, parties))
-
-    def perform(request):
-        if isinstance(request, Receive):
-            situations = [Situation(True, True, Homophily.UNKNOWN)] * 2 + [Situation(True, True, Homophily[level])]
-            return [PartySituation(request.key, np.array(each.to_numbers())) for each in situations]
-        return None
-
-    def crash(server):
-        raise CrashError
-        yield
-
-    with pytest.raises(CrashError):
-        drive(server_race(server, crash), perform, Stopwatch(time.perf_counter))
-    assert server.progress.race.margin == margin
 
 
 @pytest.mark.parametrize("winners", [[0.0, 1.0], [2.0], []])

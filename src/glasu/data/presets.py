@@ -219,15 +219,11 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     found = preset.fit(config)
     kept = [index for index, (each, _) in enumerate(found) if each.for_complete in (None, complete)]
     kept = kept or list(range(len(found)))
-    if has_low_homophily(situations):
+    if not find_race_obstacle(config) and is_race_short([found[index][1] for index in kept]):
+        return kept
+    if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: not _find_backbone(found[index][1]).separates_own_row)
-    can_race = not find_race_obstacle(config) and is_race_short([found[index][1] for index in kept])
-    return kept if can_race else kept[:1]
-
-
-def has_low_homophily(situations: Sequence[Situation]) -> bool:
-    """Return whether neighbours rarely share a class, according to every party that could estimate it."""
-    return max(each.homophily for each in situations) is Homophily.LOW
+    return kept[:1]
 
 
 def find_race_obstacle(config: RunConfig) -> str:

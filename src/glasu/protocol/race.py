@@ -2,10 +2,9 @@
 
 A candidate is a set of settings. The parties first describe their data by a few numbers, and the server keeps the
 candidates that fit (`glasu.data.presets`). If more than one candidate is left, they run one after the other from round
-0. The preferred candidate runs last. It wins unless another candidate is better by more than one standard error. On
-graphs with low homophily, any better candidate wins: there the differences are often small, and no candidate is usually
-the best. If the preferred candidate wins, it continues. Any other winner starts again from round 0, because its weights
-were not kept. Either way, the run ends with the weights that the winner's settings give without a race.
+0. The preferred candidate runs last. It wins unless another candidate is better by more than one standard error. If it
+wins, it continues. Any other winner starts again from round 0, because its weights were not kept. Either way, the run
+ends with the weights that the winner's settings give without a race.
 
 Some settings do not allow a race (`find_race_obstacle`). With masks, for example, the server sees no scores. Then the
 preferred candidate is chosen without a race.
@@ -26,7 +25,6 @@ from glasu.data.presets import (
     count_race_rounds,
     describe_situation,
     find_race_obstacle,
-    has_low_homophily,
     list_chosen,
     order_candidates,
 )
@@ -79,7 +77,7 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
         stated = _read_situations(server, (yield Receive((PartySituation,), key)))
         order = order_candidates(server.requested, stated)
         yield Broadcast(Candidates(key, np.array(order, "<f8")))
-        progress.race = dataclasses.replace(_start_race(order), margin=0.0 if has_low_homophily(stated) else 1.0)
+        progress.race = _start_race(order)
     yield from _run_candidates(server, train)
     if progress.race.chosen is None:
         key = server.identity.key(Phase.CONTROL, progress.round, LAST_LAYER)
@@ -90,7 +88,7 @@ def server_race(server: Server, train: Callable[[Server], Script[None]]) -> Scri
 
 
 def choose_winner(server: Server, race: Race) -> int:
-    """Return the preferred candidate, unless another candidate is better by more than the margin.
+    """Return the preferred candidate, unless another candidate is better by more than one standard error.
 
     The score of a candidate is the score of its best evaluation. Without validation nodes, scores are NaN, and the
     preferred candidate wins. Candidates that diverged are ignored.
@@ -109,7 +107,7 @@ def choose_winner(server: Server, race: Race) -> int:
     preferred = left[0]
     challenger = max(left, key=lambda each: scores[each])
     error = server.task.selected_by.standard_error(scores[preferred], server.sizes.num_validation)
-    return challenger if scores[challenger] > scores[preferred] + race.margin * error else preferred
+    return challenger if scores[challenger] > scores[preferred] + error else preferred
 
 
 def _run_candidates(role: Any, train: Callable[[Any], Script[None]]) -> Script[None]:

@@ -95,8 +95,6 @@ class Race:
     """A race between candidates of the preset. The preferred candidate runs last, and continues if it wins."""
 
     order: tuple[int, ...]  # positions of the candidates, the preferred one first
-    # At the server: by how many standard errors another candidate must be better than the preferred one to win.
-    margin: float = 1.0
     finished: int = 0  # number of candidates that have run and cannot continue; they are at the end of `order`
     # Scores of the finished candidates, then of the preferred one; only at the server.
     scores: tuple[float, ...] = ()
