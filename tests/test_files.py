@@ -37,6 +37,17 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
         pass
 
 
+def test_a_lock_leaves_no_file_and_no_empty_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with hold_folder(tmp_path), hold_folder(tmp_path / "new"):
+        assert {path.name for path in tmp_path.iterdir()} == {"file", "new", ".lock"}
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "old").mkdir()
+    with hold_folder(tmp_path / "old"), hold_folder(tmp_path / "kept"):
+        (tmp_path / "kept" / "result").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "old", "kept"}
+
+
 def test_the_error_names_the_folder_and_the_remedy(tmp_path):
     with hold_folder(tmp_path), pytest.raises(ConfigError) as caught, hold_folder(tmp_path, "wait for it"):
         pass

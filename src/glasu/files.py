@@ -164,11 +164,14 @@ def name_file(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+OTHER_COMMAND = "wait until it ends, or end it"  # advice if another command uses a folder that is not replaceable
+
+
 @contextmanager
 def hold_folder(folder: Path, advice: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Lock a folder for this process. The system releases the lock when the process ends, even after kill -9.
 
-    At the end, the lock file is removed if the folder contains no other file.
+    At the end, the lock file is removed, and also the folder if it is empty and this function has created it.
 
     Args:
         folder: created if it does not exist.
@@ -178,6 +181,7 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
         ConfigError: another process, or another caller in this process, holds the folder.
         DataError: the lock file cannot be used.
     """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     # No fallback to a lock that consists in the existence of a file: after kill -9, this file would block the folder.
     lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
@@ -188,13 +192,14 @@ def hold_folder(folder: Path, advice: str = "wait for it, or choose another --ou
     except (OSError, NotImplementedError) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(
-            f"{folder / LOCK}: cannot lock this folder ({why}). Fix the cause, remove the file if no command is "
-            "running here, or choose another --out."
+            f"{folder / LOCK}: cannot lock this folder ({why}). Fix the cause, or remove the file if no command is "
+            "running here."
         ) from None
     try:
         yield
     finally:
         with suppress(OSError):  # removal is safe: filelock refuses a lock on a removed file
-            if [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()
+            (folder / LOCK).unlink()
+            if is_new:
+                folder.rmdir()
         lock.release()

@@ -27,12 +27,19 @@ def world(tmp_path_factory):
 
 def test_two_commands_never_write_to_the_same_ledger_at_once(world):
     run, parties = world / "run", [world / "parties" / name for name in "abc"]
-    before = [path.read_bytes() for path in sorted((run / "ledger").iterdir())]
+    before = [path.read_bytes() for path in sorted((run / "ledger").glob("*.jsonl"))]
+    report = (run / "report.json").read_bytes()
     with hold_folder(run):
+        predicted = glasu("predict", run, "--out", world / "late.csv")
+        trained = glasu("train", world / "run.toml", "--out", run, "--fresh")
+    for done in (predicted, trained):
+        assert_refused(done, f"{run}: another command is using this folder; wait ")
+    with hold_folder(run / "ledger"):  # locked by a Python program
         done = glasu("predict", run, "--out", world / "late.csv")
-    assert_refused(done, f"{run}: another command is using this folder; wait until it ends, or end it.")
+    assert_refused(done, f"{run / 'ledger'}: another command is using this folder; wait until it ends, or end it.")
     assert not (world / "late.csv").exists()
-    assert [path.read_bytes() for path in sorted((run / "ledger").iterdir())] == before
+    assert (run / "report.json").read_bytes() == report
+    assert [path.read_bytes() for path in sorted((run / "ledger").glob("*.jsonl"))] == before
     with hold_folder(parties[1]):
         done = glasu("align", *parties, "--quiet")
     assert_refused(done, f"{parties[1]}: another command is using this folder; wait until it ends, or end it.")

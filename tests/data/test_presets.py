@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from glasu.config import DataConfig, ModelConfig, RunConfig, TrainConfig, WireConfig, list_candidates, resolve
+from glasu.config import (
+    DataConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunConfig,
+    TrainConfig,
+    WireConfig,
+    list_candidates,
+    resolve,
+)
 from glasu.data.graph import Graph
 from glasu.data.methods import override_settings
 from glasu.data.presets import (
@@ -46,6 +55,11 @@ OTHER = {
     "weight_decay": 0.25,
     "num_rounds": 17,
 }
+RULES_DECIDE = (  # settings with which there is no race
+    RunConfig(wire=WireConfig(feedback=True)),
+    RunConfig(train=TrainConfig(num_rounds=10, evaluate_every=10)),
+    RunConfig(privacy=PrivacyConfig(secure_aggregation="masks")),
+)
 COMPLETE = Situation(has_edges=True, has_features=True, homophily=Homophily.HIGH)
 
 
@@ -202,8 +216,9 @@ def test_without_a_race_low_homophily_chooses_the_backbone_that_keeps_a_nodes_ow
         order = order_candidates(config, [COMPLETE._replace(homophily=level)])
         return list_candidates(config)[order[0]].model.backbone
 
-    chosen = {level: find_first(RunConfig(wire=WireConfig(feedback=True)), level) for level in Homophily}
-    assert chosen == dict.fromkeys(Homophily, "gcnii") | {Homophily.LOW: "sage"}
+    for config in RULES_DECIDE:
+        chosen = {level: find_first(config, level) for level in Homophily}
+        assert chosen == dict.fromkeys(Homophily, "gcnii") | {Homophily.LOW: "sage"}
     assert {find_first(RunConfig(), level) for level in Homophily} == {"gcnii"}  # validation scores decide
 
 
@@ -233,7 +248,15 @@ def test_adjusted_homophily_is_that_of_the_dense_graph_of_training_nodes():
 def test_few_edges_or_no_labels_give_no_estimate():
     assert measure_homophily(tiny_parties()[0]) is None
     hidden = tiny_parties(num_nodes=200, degree=6, owner="b")[0]
-    assert describe_situation(hidden, labels_nodes=False).homophily is Homophily.UNKNOWN
+    assert describe_situation(RULES_DECIDE[0], hidden, labels_nodes=False).homophily is Homophily.UNKNOWN
+
+
+def test_homophily_is_stated_only_if_there_is_no_race():
+    party = tiny_parties(num_nodes=200, degree=6)[0]
+    assert measure_homophily(party) is not None
+    for config in RULES_DECIDE:
+        assert describe_situation(config, party, labels_nodes=True).homophily is not Homophily.UNKNOWN
+    assert describe_situation(RunConfig(), party, labels_nodes=True).homophily is Homophily.UNKNOWN
 
 
 @pytest.mark.parametrize("directions", [1, 2])
@@ -255,7 +278,9 @@ def test_a_party_with_constant_columns_only_has_no_features(form):
     varying, constant = np.zeros((24, 3)), np.tile([0.0, 2.0, 1.0], (24, 1))
     varying[5, 1] = 1.0
     found = [
-        describe_situation(replace(party, features=form(each), feature_names=()), labels_nodes=True).has_features
+        describe_situation(
+            RunConfig(), replace(party, features=form(each), feature_names=()), labels_nodes=True
+        ).has_features
         for each in (varying, constant)
     ]
     assert found == [True, False]

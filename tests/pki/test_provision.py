@@ -28,14 +28,13 @@ def out(kits: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return mode and digest of every file and the mode of every folder, without the lock file."""
+    """Return mode and digest of every file and the mode of every folder."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mode,
             hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
         )
         for path in sorted(folder.rglob("*"))
-        if path.name != ".lock"
     }
 
 
@@ -43,7 +42,7 @@ def test_kits_hold_these_files_and_nothing_else(kits):
     party = {"ca.pem", "certificate.pem", "key.pem", "kit.toml"}
     expected = dict.fromkeys("abc", party)
     expected |= {"server": party | {"revoked.pem"}, "ca": {"ca.pem", "ca-key.pem", "ca.toml", "revoked.pem"}}
-    assert {folder.name for folder in kits.iterdir()} == {*expected, ".lock"}
+    assert {folder.name for folder in kits.iterdir()} == expected.keys()
     for name, files in expected.items():
         assert {path.name for path in (kits / name).iterdir()} == files
 
@@ -137,7 +136,7 @@ def test_a_folder_or_link_that_stands_in_the_way_is_left_alone(tmp_path, name):
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=name):
         provision(tmp_path, ["a"], ["localhost"])
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_files_of_others_in_the_same_folder_do_not_matter(tmp_path):

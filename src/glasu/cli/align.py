@@ -83,7 +83,7 @@ def _align_here(args: argparse.Namespace) -> None:
 
 def _take_part(args: argparse.Namespace, folder: Path) -> None:
     from glasu.cli.log import Log
-    from glasu.files import hold_folder, raise_descriptor_limit
+    from glasu.files import OTHER_COMMAND, hold_folder, raise_descriptor_limit
     from glasu.network.address import check_address
     from glasu.network.alignment_party import AlignmentParty
     from glasu.network.join import join
@@ -97,6 +97,6 @@ def _take_part(args: argparse.Namespace, folder: Path) -> None:
     policy = find_policy(args.policy, folder, args.kit)
     options = JoinOptions(kit=kit, server=address, out=folder, wait=args.wait, policy=policy, observer=log.observe)
     work = AlignmentParty(options, args.max_ids)
-    with hold_folder(folder, "wait until it ends, or end it"), log:
+    with hold_folder(folder, OTHER_COMMAND), log:
         aligned = join(work)
     print(f"{aligned.file}: {aligned.party}, {aligned.common} of {aligned.ids} ids are common")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from glasu.network.options import JoinOptions
 
 INTERRUPTED = "the other parties wait; start the same command again to resume"
-WAIT = "wait until it ends, or end it"  # do not suggest another folder: this party would join twice
 NO_FILE = Path()  # --predict without a file
 EXAMPLE = "glasu join parties/a --server localhost:9443 --kit kits/a --out runs/a"
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from glasu.cli.log import Log
     from glasu.config import RunConfig
     from glasu.data.folders import read_manifest, read_party_once
-    from glasu.files import hold_folder, raise_descriptor_limit
+    from glasu.files import OTHER_COMMAND, hold_folder, raise_descriptor_limit
     from glasu.network.address import check_address
     from glasu.pki.kit import open_kit, refuse_data_of_others
     from glasu.runtime.output_dir import refuse_contents_of_others
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         max_memory=args.max_memory,
         observer=log.observe,
     )
-    with hold_folder(out, WAIT), log:
+    with hold_folder(out, OTHER_COMMAND), log:  # in another folder, this party would join twice
         if args.predict is None:
             _train(options, party, log)
         else:

@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> None:
     refuse_file_among_others(args.out, folder)
     make_output_folder(args.out.parent)
 
+    from glasu.data.methods import has_server
     from glasu.data.sources.catalog import load_parties
-    from glasu.files import hold_folder
+    from glasu.files import OTHER_COMMAND, hold_folder
     from glasu.report import describe_missing
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.policy_file import find_policies
@@ -55,13 +56,13 @@ def run(args: argparse.Namespace) -> None:
             f"--predict and, at every party, glasu join PARTY --server HOST:PORT --kit KIT --out {folder} --predict."
         )
     model = TrainedModel.load(args.run_dir)
+    ledgers = folder / LEDGERS if has_server(model.config) and (folder / LEDGERS).is_dir() else None
     parties = load_parties(model.config.apply_overrides(args.overrides, ("data",)), for_prediction=True)
     if args.parties is not None:
         parties = _choose(parties, args.parties)
     names = [party.name for party in parties]
     policies = find_policies(args.policy, model.config.data.parties, model.names if args.policy is None else names)
-    ledgers = folder / LEDGERS if (folder / LEDGERS).is_dir() else None
-    with nullcontext() if ledgers is None else hold_folder(folder, "wait until it ends, or end it"):
+    with nullcontext() if ledgers is None else hold_folder(folder, OTHER_COMMAND):
         predicted = model.scores(parties, party=args.party, ledgers=ledgers, policies=policies)
     write_predictions(args.out, parties[0].ids, predicted, model.classes, model.config.train)
     print(f"{args.out}: {len(predicted)} nodes" + (f", {len(model.classes)} classes" if model.classes else ""))

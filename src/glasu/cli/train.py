@@ -97,7 +97,7 @@ def _train(args: argparse.Namespace, config: RunConfig, out: Path) -> RunReport:
     from glasu.config import describe_profile
     from glasu.data.sources.catalog import load_parties
     from glasu.data.statistics import describe_size
-    from glasu.files import write_atomically
+    from glasu.files import hold_folder, write_atomically
     from glasu.runtime.baselines import list_settings, train_baselines
     from glasu.runtime.ledger_file import LEDGERS
     from glasu.runtime.output_dir import remove_finished_run
@@ -109,7 +109,7 @@ def _train(args: argparse.Namespace, config: RunConfig, out: Path) -> RunReport:
     loaded, policies = _read_input(args, config)
     profile = [line] if (line := describe_profile(config)) else []
     about = (describe_size(loaded.statistics, config.data.name), *profile, *loaded.notes)
-    with hold_checkpoint_folder(out / "checkpoints") as checkpoints:
+    with hold_folder(out), hold_checkpoint_folder(out / "checkpoints") as checkpoints:
         if args.fresh:  # otherwise, if the new run is interrupted, old results would look like its results
             remove_finished_run(out)
             remove_model(out / "model")

@@ -199,12 +199,13 @@ def count_race_rounds(train: TrainConfig) -> int:
     return min(train.num_rounds, train.evaluate_every * max(1, round(wanted / train.evaluate_every)))
 
 
-def is_race_short(candidates: Sequence[RunConfig]) -> bool:
-    """Return whether a race takes at most half of the rounds of every candidate. A longer race is not worth its cost.
+def can_race(config: RunConfig, candidates: Sequence[RunConfig]) -> bool:
+    """Return whether a race decides between candidates. Otherwise fixed rules choose one.
 
-    Without a race, fixed rules choose the candidate.
+    A race must not take more than half of the rounds of a candidate, because then it is not worth its cost.
     """
-    return all(2 * count_race_rounds(each.train) <= each.train.num_rounds for each in candidates)
+    is_short = all(2 * count_race_rounds(each.train) <= each.train.num_rounds for each in candidates)
+    return is_short and not find_race_obstacle(config)
 
 
 def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list[int]:
@@ -219,7 +220,7 @@ def order_candidates(config: RunConfig, situations: Sequence[Situation]) -> list
     found = preset.fit(config)
     kept = [index for index, (each, _) in enumerate(found) if each.for_complete in (None, complete)]
     kept = kept or list(range(len(found)))
-    if not find_race_obstacle(config) and is_race_short([found[index][1] for index in kept]):
+    if can_race(config, [found[index][1] for index in kept]):
         return kept
     if max(each.homophily for each in situations) is Homophily.LOW:
         kept.sort(key=lambda index: not _find_backbone(found[index][1]).separates_own_row)
@@ -235,9 +236,19 @@ def find_race_obstacle(config: RunConfig) -> str:
     return ""
 
 
-def describe_situation(party: PartyData, *, labels_nodes: bool) -> Situation:
-    """Return the situation of a party; `labels_nodes`: whether the party's labels are used and belong to nodes."""
-    homophily = measure_homophily(party) if labels_nodes else None
+def describe_situation(config: RunConfig, party: PartyData, *, labels_nodes: bool) -> Situation:
+    """Return the situation of a party.
+
+    The homophily is a statistic of the labels. It is stated only if a rule may need it, that is, without a race.
+
+    Args:
+        config: the requested settings.
+        party: the data of the party.
+        labels_nodes: whether the party's labels are used and belong to nodes.
+    """
+    preset: Preset = registry.load("preset", config.train.preset)
+    is_needed = labels_nodes and not can_race(config, preset.expand(config))
+    homophily = measure_homophily(party) if is_needed else None
     level = Homophily.UNKNOWN
     if homophily is not None:
         level = Homophily(1 + (homophily >= LOW_HOMOPHILY) + (homophily >= HIGH_HOMOPHILY))

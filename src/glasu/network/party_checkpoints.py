@@ -30,9 +30,11 @@ class PartyCheckpoint:
 class PartyCheckpoints:
     """The checkpoints of the run that joining.json names.
 
-    There are three kinds. The party states its checkpoints of rounds in the handshake, and the server proposes one of
-    them. Before the party sends its first message, its checkpoints are those of the warm start or, if the party trains
-    alone, those in the subfolder ALONE. The other roles need not know these.
+    There are three kinds:
+
+    - checkpoints of rounds: the party states them in the handshake, and the server proposes one of them;
+    - checkpoints of the warm start: only the party uses them, because it has not sent any message yet;
+    - checkpoints of a party that trains alone, in the subfolder ALONE: only the party uses them, for the same reason.
     """
 
     def __init__(self, options: JoinOptions, state: StateFile[JoiningRecord]) -> None:
@@ -55,7 +57,10 @@ class PartyCheckpoints:
         return [path for store in self._list_stores() for path in store.clear()]
 
     def open(self, client: Client) -> None:
-        """Prepare to write checkpoints of a client. The folder belongs to the run now."""
+        """Prepare to write checkpoints of a client.
+
+        Call this after joining.json names the run, because every checkpoint contains its id.
+        """
         self._client = client
         for store in self._list_stores():
             store.remove_partial_files()

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from glasu.config import RunConfig
     from glasu.model.aggregation import Aggregation
     from glasu.model.blocks import NodeSet
-    from glasu.model.step import ForwardStep
+    from glasu.model.step import Step
     from glasu.privacy.release import Sent
     from glasu.protocol.client import Client
     from glasu.protocol.server import Server
 
 
 def client_inference(
-    client: Client, step: ForwardStep, key: Key, nodes: Sequence[NodeSet], aggregation: Aggregation
+    client: Client, step: Step, key: Key, nodes: Sequence[NodeSet], aggregation: Aggregation
 ) -> Script[tuple[Tensor, dict[int, Tensor]]]:
     """Client column: compute, send, receive and extract, layer by layer.
 

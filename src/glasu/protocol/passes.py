@@ -1,7 +1,7 @@
 """The forward pass and the backward pass through a client's layers; a function treats the aggregation layers.
 
-All algorithms use these two loops. They differ in the function: JointInference exchanges messages, a local update
-merges stored parts, and exact inference exchanges the rows of all nodes.
+All passes of a client use these two loops. They differ in the function: JointInference and exact inference exchange
+rows with the server, a local update merges stored parts, and a party that computes alone keeps its own part.
 """
 
 from __future__ import annotations

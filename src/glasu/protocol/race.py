@@ -56,7 +56,7 @@ def client_race(client: Client, train: Callable[[Client], Script[None]]) -> Scri
     if progress.race is None:
         key = client.identity.key(Phase.CONTROL, 0, FIRST_LAYER)
         labels_nodes = client.has_labels and client.data.task.examples_are_nodes
-        own = describe_situation(client.data.party, labels_nodes=labels_nodes)
+        own = describe_situation(client.requested, client.data.party, labels_nodes=labels_nodes)
         yield Send(PartySituation(key, client.release.numbers("situation", own.to_numbers(), key)))
         answer = yield from receive_answer(client, Candidates, key)
         progress.race = _start_race(_read_positions(answer, num_candidates), client.release.ledger.count_releases())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glasu.files import OTHER_COMMAND, hold_folder
 from glasu.privacy.accounting import Accountant
 from glasu.protocol.released_kinds import count_evaluations, list_protections, list_row_releases
 from glasu.runtime.ledger_file import keep_run, open_ledger
@@ -57,6 +58,8 @@ def keep_ledgers(
 ) -> Iterator[None]:
     """Attach a ledger and a policy to every client of one process while the block runs.
 
+    The folder is locked, because two commands at the same time would break the chains of the ledgers.
+
     Args:
         clients: all clients.
         folder: the folder of the ledgers; None: keep them in memory.
@@ -64,15 +67,15 @@ def keep_ledgers(
         purpose: training or prediction.
         fresh: whether an unfinished run with the same id starts over.
     """
-    for client in clients:
-        path = None if folder is None else folder / f"{client.name}.jsonl"
-        # No message leaves this process, so no round waits for the disk.
-        attach_ledger(client, path, policies.get(client.name), durable=False)
-    ledgers = {client.name: client.release.ledger for client in clients}
-    with keep_run(ledgers):
+    with nullcontext() if folder is None else hold_folder(folder, OTHER_COMMAND):
         for client in clients:
-            client.release.ledger.begin(purpose, client.identity.run.hex(), client.requested.digest(), fresh=fresh)
-        yield
+            path = None if folder is None else folder / f"{client.name}.jsonl"
+            # No message leaves this process, so no round waits for the disk.
+            attach_ledger(client, path, policies.get(client.name), durable=False)
+        with keep_run({client.name: client.release.ledger for client in clients}):
+            for client in clients:
+                client.release.ledger.begin(purpose, client.identity.run.hex(), client.requested.digest(), fresh=fresh)
+            yield
 
 
 def sync_ledgers(clients: Sequence[Client]) -> None:

@@ -13,7 +13,7 @@ from glasu.config import WireConfig
 from glasu.data.alignment_file import CommonIds
 from glasu.data.folders import read_manifest, read_normalized_ids
 from glasu.errors import AlignmentError, ConfigError
-from glasu.files import hold_folder
+from glasu.files import OTHER_COMMAND, hold_folder
 from glasu.privacy.blinding import Blinding
 from glasu.privacy.release import Release
 from glasu.protocol.alignment import DEFAULT_MAX_IDS, Comparison, SetLimits, client_alignment, server_alignment
@@ -60,7 +60,7 @@ def align_folders(folders: Sequence[Path], options: AlignmentOptions | None = No
     with ExitStack() as stack:
         for folder in {path.resolve(): path for path in folders}.values():
             read_manifest(folder)  # a wrong folder is refused before a lock file is created in it
-            stack.enter_context(hold_folder(folder, "wait until it ends, or end it"))
+            stack.enter_context(hold_folder(folder, OTHER_COMMAND))
         return _align(folders, options)
 
 
