@@ -12,7 +12,8 @@ from glasu.data.cache.store import Cache
 from glasu.data.folders import read_normalized_ids, read_party, read_party_once
 from glasu.data.id_rules import IdRules, normalize_ids
 from glasu.data.sources.catalog import load_parties
-from glasu.errors import AlignmentError, ConfigError, DataError
+from glasu.errors import AlignmentError, ConfigError, DataError, GlasuError
+from glasu.files import hold_folder
 from glasu.protocol.alignment import DEFAULT_MAX_IDS
 from glasu.runtime.local_alignment import AlignmentOptions, align_folders
 from support.commands import assert_refused, glasu
@@ -98,6 +99,22 @@ def test_training_uses_the_common_order_and_the_converted_data_too(folders, tmp_
         assert not path.is_file() or party.alignment_key.hex().encode() not in path.read_bytes()
     (folders[0] / ALIGNMENT_FILE).unlink()
     assert read_party_once(folders[0], "refuse", cache).num_nodes == len(list_people(0, PEOPLE))
+
+
+def test_an_alignment_that_is_refused_leaves_no_lock_and_names_the_fault(folders, tmp_path):
+    (tmp_path / "link").symlink_to(folders[0])
+    (tmp_path / "no party").mkdir()
+    for given, words in (
+        ([folders[0], folders[0]], "two or more parties with different names"),
+        ([folders[0], tmp_path / "link"], "two or more parties with different names"),
+        ([folders[0], tmp_path / "no party"], r"party\.toml"),
+    ):
+        with pytest.raises(GlasuError, match=words):
+            align_folders(given)
+        assert not any((folder / ".lock").exists() for folder in given)
+    with hold_folder(folders[1]), pytest.raises(ConfigError, match="another command is using this folder"):
+        align_folders(folders)
+    align_folders(folders)  # the locks of the first folder were released
 
 
 def test_folders_of_which_only_some_are_aligned_are_refused(folders):

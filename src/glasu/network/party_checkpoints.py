@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from glasu.errors import CheckpointError, DataError
 from glasu.network.log_lines import make_printable
-from glasu.network.options import JoinOptions
-from glasu.network.run_folder import CHECKPOINTS
 from glasu.network.state_file import JoiningRecord, StateFile
 from glasu.protocol.client import Client
 from glasu.protocol.state import ClientState
@@ -37,8 +36,15 @@ class PartyCheckpoints:
     - checkpoints of a party that trains alone, in the subfolder ALONE: only the party uses them, for the same reason.
     """
 
-    def __init__(self, options: JoinOptions, state: StateFile[JoiningRecord]) -> None:
-        self._options, self._state = options, state
+    def __init__(self, folder: Path, state: StateFile[JoiningRecord], log: logging.Logger) -> None:
+        """Nothing is read or written.
+
+        Args:
+            folder: the folder of the checkpoints.
+            state: joining.json.
+            log: receives a warning about each damaged checkpoint.
+        """
+        self._folder, self._state, self._log = folder, state, log
         self._client: Client | None = None
         self._saver: Saver[PartyCheckpoint] | None = None
 
@@ -50,7 +56,7 @@ class PartyCheckpoints:
     def list_rounds(self) -> dict[int, str]:
         """Return {round: digest} of the intact checkpoints of rounds."""
         self.wait_until_durable()
-        return {0: START} if self._state.value.run is None else self._store().digests(self._options.log)
+        return {0: START} if self._state.value.run is None else self._store().digests(self._log)
 
     def clear(self) -> list[Path]:
         """Remove all checkpoints and return their paths."""
@@ -70,7 +76,7 @@ class PartyCheckpoints:
         """Return the last checkpoint before the party's first message; None if there is none."""
         assert self._client is not None
         store = self._store(ALONE) if self._client.is_alone else self._store(kind=WARM)
-        last = max(store.digests(self._options.log), default=0)
+        last = max(store.digests(self._log), default=0)
         return store.load(last) if last else None
 
     def load_round(self, round_index: int, digest: str | None) -> PartyCheckpoint:
@@ -113,4 +119,4 @@ class PartyCheckpoints:
         record = self._state.value
         owner = f"party {record.party} in run {record.run}"
         extensions = () if self._client is None else self._client.config.extensions()  # only `save` needs them
-        return Store(PartyCheckpoint, self._options.out / CHECKPOINTS / folder, owner, extensions, kind=kind)
+        return Store(PartyCheckpoint, self._folder / folder, owner, extensions, kind=kind)

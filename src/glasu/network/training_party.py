@@ -27,6 +27,7 @@ from glasu.network.party_checkpoints import PartyCheckpoint, PartyCheckpoints
 from glasu.network.party_setup import check_place, resolve_for_party
 from glasu.network.purposes import TRAINING
 from glasu.network.run_folder import (
+    CHECKPOINTS,
     NEW_RUN,
     FinishedPart,
     check_same_secret,
@@ -70,7 +71,7 @@ class TrainingParty(ClientWork[FinishedPart]):
             self.state.start_over(keep=STARTS)  # the files of the earlier run stay until the new run begins
         elif continues_part(options.out, self.state.value, self._data, options.run):
             check_same_secret(options.kit, self.state.value)
-        self._checkpoints = PartyCheckpoints(options, self.state)
+        self._checkpoints = PartyCheckpoints(options.out / CHECKPOINTS, self.state, options.log)
         self._offered: WelcomePayload | None = None
         self._first: ClientState | None = None  # the state before the first round
 
