@@ -42,7 +42,7 @@ JOINT = {
 STEPS = {"glasu-1": (0.01, 0.02), "glasu-4": (0.002, 0.005, 0.01)}  # step sizes that differ from the other methods'
 ALONE = ("standalone", "ensemble", "smooth")  # methods that share one training run of the parties
 ALTERNATIVES = ("centralized", *ALONE)
-FIELDS = ("dataset", "method", "point", "seed", "validation", "test", "megabytes")
+FIELDS = ("dataset", "method", "settings", "seed", "validation", "test", "megabytes")
 Row = dict[str, Any]
 
 
@@ -55,6 +55,15 @@ def make_points(method: str, rounds: int) -> list[dict[str, float]]:
         {"model.dropout": dropout, "model.alpha": alpha, **way}
         for dropout, alpha, way in itertools.product((0.5, 0.7), (0.1, 0.2), ways)
     ]
+
+
+def name_point(method: str, point: int, rounds: int) -> str:
+    """Return the settings of a point as a text, which identifies the runs of the point in a file."""
+    settings = {
+        "train.num_rounds": JOINT.get(method, {}).get("num_rounds", rounds),
+        **make_points(method, rounds)[point],
+    }
+    return " ".join(f"{name.partition('.')[2]}={value}" for name, value in sorted(settings.items()))
 
 
 def make_config(dataset: str, method: str, point: int, seed: int, rounds: int) -> RunConfig:
@@ -83,7 +92,7 @@ def run(dataset: str, methods: Sequence[str], point: int, seed: int, rounds: int
             {
                 "dataset": dataset,
                 "method": method,
-                "point": point,
+                "settings": name_point(method, point, rounds),
                 "seed": seed,
                 "validation": report.validation.accuracy,
                 "test": report.test.accuracy,
@@ -112,32 +121,39 @@ def ensure(path: Path, dataset: str, points: Mapping[str, int], seed: int, round
         rounds: the number of rounds of methods with one step per round.
         keeps_test: whether to store test scores.
     """
-    known = {(row["dataset"], row["method"], int(row["point"]), int(row["seed"])) for row in read_rows(path)}
-    left = [method for method, point in points.items() if (dataset, method, point, seed) not in known]
+    known = {(row["dataset"], row["method"], row["settings"], int(row["seed"])) for row in read_rows(path)}
+    left = [
+        method
+        for method, point in points.items()
+        if (dataset, method, name_point(method, point, rounds), seed) not in known
+    ]
     for point in sorted({points[method] for method in left}):
         rows = run(dataset, [method for method in left if points[method] == point], point, seed, rounds)
         for row in rows:
-            logging.info("%(dataset)s %(method)s, point %(point)d, seed %(seed)d: %(validation).3f", row)
+            logging.info("%(dataset)s %(method)s, %(settings)s, seed %(seed)d: %(validation).3f", row)
         append_rows(path, FIELDS, rows if keeps_test else [{**row, "test": ""} for row in rows])
 
 
-def choose_points(path: Path, dataset: str, methods: Sequence[str]) -> dict[str, int]:
+def choose_points(path: Path, dataset: str, methods: Sequence[str], rounds: int) -> dict[str, int]:
     """Return the point with the best mean validation accuracy for each method, or the first of several best points."""
     found: dict[str, dict[int, list[float]]] = {method: {} for method in methods}
+    places = {(method, name_point(method, point, rounds)): point for method in methods for point in range(NUM_POINTS)}
     for row in read_rows(path):
-        if row["dataset"] == dataset and row["method"] in methods:
-            found[row["method"]].setdefault(int(row["point"]), []).append(float(row["validation"]))
+        point = places.get((row["method"], row["settings"]))
+        if row["dataset"] == dataset and point is not None:
+            found[row["method"]].setdefault(point, []).append(float(row["validation"]))
     return {method: max(sorted(scores), key=lambda point: fmean(scores[point])) for method, scores in found.items()}
 
 
-def compare(path: Path, dataset: str, points: Mapping[str, int], num_seeds: int) -> list[list[str]]:
+def compare(path: Path, dataset: str, points: Mapping[str, int], num_seeds: int, rounds: int) -> list[list[str]]:
     """Return the rows of the table for one data set."""
+    chosen = {method: name_point(method, point, rounds) for method, point in points.items()}
     scores: dict[str, dict[int, float]] = {method: {} for method in points}
     joint_method = next(method for method in points if method in JOINT)
     megabytes = []
     for row in read_rows(path):
         method, seed = row["method"], int(row["seed"])
-        if row["dataset"] == dataset and points.get(method) == int(row["point"]) and seed < num_seeds:
+        if row["dataset"] == dataset and chosen.get(method) == row["settings"] and seed < num_seeds:
             scores[method][seed] = 100 * float(row["test"])
             if method == joint_method:
                 megabytes.append(float(row["megabytes"]))
@@ -165,12 +181,12 @@ def main() -> None:
     for dataset in args.datasets:
         for point, seed in itertools.product(range(NUM_POINTS), SEARCH_SEEDS):
             ensure(args.search, dataset, dict.fromkeys(methods, point), seed, args.rounds, keeps_test=False)
-        points = choose_points(args.search, dataset, methods)
+        points = choose_points(args.search, dataset, methods, args.rounds)
         for method, point in points.items():
             logging.info("%s %s: %s", dataset, method, make_points(method, args.rounds)[point])
         for seed in range(args.seeds):
             ensure(args.runs, dataset, points, seed, args.rounds, keeps_test=True)
-        lines += compare(args.runs, dataset, points, args.seeds)
+        lines += compare(args.runs, dataset, points, args.seeds, args.rounds)
     header = ["data set", "alternative", "glasu", "alternative", "difference", "", "MB of glasu"]
     show(markdown(header, lines), args.out)
 
