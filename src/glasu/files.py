@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from glasu.errors import ConfigError, DataError
 
 LOCK = ".lock"
+OTHER_COMMAND = "wait until it ends, or end it"  # advice if the user cannot choose another folder
 T = TypeVar("T")
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # the process, or the system, has too many open files for now
 DESCRIPTORS_WITHIN = 10.0  # seconds for which an action is repeated while no file descriptor is free
@@ -162,9 +163,6 @@ def name_file(path: Path) -> Iterator[None]:
         if error.errno is None:  # raised by another library
             raise OSError(f"{path}: {error}") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-OTHER_COMMAND = "wait until it ends, or end it"  # advice if another command uses a folder that is not replaceable
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glasu import registry
-from glasu.config import RunConfig, TrainConfig, list_open_keys
+from glasu.config import RunConfig, TrainConfig, list_candidates, list_open_keys
 from glasu.config_checks import find_release_layer
 from glasu.data.cache.arrays import divide_rows
 from glasu.data.methods import keeps_scores
@@ -246,8 +246,7 @@ def describe_situation(config: RunConfig, party: PartyData, *, labels_nodes: boo
         party: the data of the party.
         labels_nodes: whether the party's labels are used and belong to nodes.
     """
-    preset: Preset = registry.load("preset", config.train.preset)
-    is_needed = labels_nodes and not can_race(config, preset.expand(config))
+    is_needed = labels_nodes and not can_race(config, list_candidates(config))
     homophily = measure_homophily(party) if is_needed else None
     level = Homophily.UNKNOWN
     if homophily is not None:

@@ -33,7 +33,8 @@ class PartyCheckpoints:
 
     - checkpoints of rounds: the party states them in the handshake, and the server proposes one of them;
     - checkpoints of the warm start: only the party uses them, because it has not sent any message yet;
-    - checkpoints of a party that trains alone, in the subfolder ALONE: only the party uses them, for the same reason.
+    - checkpoints of a party that trains alone, in the subfolder ALONE: only the party uses them, because it sends no
+      message in its rounds.
     """
 
     def __init__(self, folder: Path, state: StateFile[JoiningRecord], log: logging.Logger) -> None:
